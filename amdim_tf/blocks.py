@@ -1,0 +1,228 @@
+"""The padding-free residual layers of the encoder (paper section 3.6) and batch normalization."""
+
+from __future__ import annotations
+
+import keras
+import tensorflow as tf
+
+
+def fan_in_uniform(fan_in: int | None = None) -> keras.initializers.Initializer:
+    """The reference's default initialization: uniform within ±1/sqrt(fan_in).
+
+    Args:
+        fan_in: inputs of one output unit; None to read it from the weight's shape, which does for
+            kernels. A bias needs its kernel's number.
+    """
+    if fan_in is None:
+        # limit = sqrt(3 · scale / fan_in)
+        return keras.initializers.VarianceScaling(1 / 3, mode="fan_in", distribution="uniform")
+    return keras.initializers.RandomUniform(-(fan_in**-0.5), fan_in**-0.5)
+
+
+def convolution(
+    filters: int, kernel_size: int, strides: int = 1, zeros: bool = False, name: str | None = None
+) -> keras.layers.Conv2D:
+    """A convolution without padding and without bias.
+
+    Args:
+        filters: output channels.
+        kernel_size: width w.
+        strides: stride s.
+        zeros: start with zero weights, as the last convolution of a residual does.
+        name: of the layer.
+    """
+    initializer = keras.initializers.Zeros() if zeros else fan_in_uniform()
+    return keras.layers.Conv2D(
+        filters, kernel_size, strides, use_bias=False, kernel_initializer=initializer, name=name
+    )
+
+
+@keras.saving.register_keras_serializable("amdim_tf")
+class BatchNorm(keras.layers.Layer):
+    """Batch normalization of batches that hold several groups of images.
+
+    The two views of a batch go through the encoder in one pass, as one batch of two groups, yet
+    each view is normalized by its own statistics, as in the reference. Differences from
+    keras.layers.BatchNormalization: the groups, and the running variance, which is updated with
+    the unbiased estimate as PyTorch does.
+
+    Args:
+        momentum: decay of the running statistics.
+        epsilon: added to the variance.
+
+    Shapes: [N, ..., C] -> [N, ..., C], with N divisible by `groups`; groups are consecutive.
+    """
+
+    def __init__(self, momentum: float = 0.9, epsilon: float = 1e-5, **kwargs):
+        super().__init__(**kwargs)
+        self.momentum = momentum
+        self.epsilon = epsilon
+
+    def build(self, input_shape):
+        """Creates scale, offset and the running statistics, in float32 under any policy."""
+
+        def weight(name, initializer, trainable):
+            return self.add_weight(
+                shape=(input_shape[-1],), name=name, initializer=initializer, trainable=trainable,
+                dtype="float32", autocast=False,
+            )  # fmt: skip
+
+        self.gamma = weight("gamma", "ones", True)
+        self.beta = weight("beta", "zeros", True)
+        self.moving_mean = weight("moving_mean", "zeros", False)
+        self.moving_variance = weight("moving_variance", "ones", False)
+
+    def call(self, inputs, training=False, groups=1):
+        """Normalizes by batch statistics in training, by running statistics otherwise."""
+        if not training:
+            scale = self.gamma * tf.math.rsqrt(self.moving_variance + self.epsilon)  # [C]
+            offset = self.beta - self.moving_mean * scale  # [C]
+            return inputs * tf.cast(scale, inputs.dtype) + tf.cast(offset, inputs.dtype)
+        channels = inputs.shape[-1]
+        grouped = tf.cast(tf.reshape(inputs, [groups, -1, channels]), tf.float32)  # [G, M, C]
+        mean, variance = tf.nn.moments(grouped, axes=1)  # [G, C]
+        self._update_running_statistics(mean, variance, tf.shape(grouped)[1], groups)
+        scale = self.gamma * tf.math.rsqrt(variance + self.epsilon)  # [G, C]
+        offset = self.beta - mean * scale  # [G, C]
+        normalized = grouped * scale[:, None] + offset[:, None]  # [G, M, C]
+        return tf.cast(tf.reshape(normalized, tf.shape(inputs)), inputs.dtype)
+
+    def _update_running_statistics(self, mean, variance, samples, groups):
+        """Moves the running statistics by each group's in turn. mean, variance: [G, C]."""
+        samples = tf.cast(samples, tf.float32)
+        unbiased = variance * (samples / tf.maximum(samples - 1.0, 1.0))  # [G, C]
+        for running, batch in ((self.moving_mean, mean), (self.moving_variance, unbiased)):
+            value = tf.convert_to_tensor(running)  # [C]
+            for group in range(groups):
+                value = self.momentum * value + (1 - self.momentum) * batch[group]
+            running.assign(value)
+
+    def compute_output_shape(self, input_shape):
+        """The input's shape."""
+        return input_shape
+
+    def get_config(self):
+        """The constructor's arguments."""
+        return {**super().get_config(), "momentum": self.momentum, "epsilon": self.epsilon}
+
+
+@keras.saving.register_keras_serializable("amdim_tf")
+class ResidualLayer(keras.layers.Layer):
+    """One residual layer of the encoder (paper section 3.6).
+
+    base = mean pool of width w and stride s, its channels padded with zeros up to `filters`;
+    residual = w×w convolution of stride s → [batch norm] → ReLU → 1×1 convolution that starts at
+    zero. The output is base + residual, with no activation after it and no padding anywhere.
+
+    Args:
+        filters: output channels, at least as many as the input has.
+        kernel_size: width w.
+        strides: stride s.
+        use_bn: normalize between the first convolution and the ReLU.
+
+    Shapes: [N, H, W, C] -> [N, (H - w) // s + 1, (W - w) // s + 1, filters].
+    """
+
+    def __init__(self, filters, kernel_size=1, strides=1, use_bn=False, **kwargs):
+        super().__init__(**kwargs)
+        self.filters = filters
+        self.kernel_size = kernel_size
+        self.strides = strides
+        self.use_bn = use_bn
+        self.conv1 = convolution(filters, kernel_size, strides, name="conv1")
+        self.norm = BatchNorm(name="norm") if use_bn else None
+        self.conv2 = convolution(filters, 1, zeros=True, name="conv2")
+
+    def build(self, input_shape):
+        """Builds the convolutions."""
+        if input_shape[-1] > self.filters:
+            raise ValueError(
+                f"ResidualLayer pads channels and cannot drop them: expected at most "
+                f"{self.filters} input channels. Received: input shape {tuple(input_shape)}."
+            )
+        self.conv1.build(input_shape)
+        hidden_shape = self.conv1.compute_output_shape(input_shape)
+        if self.norm is not None:
+            self.norm.build(hidden_shape)
+        self.conv2.build(hidden_shape)
+
+    def call(self, inputs, training=False, groups=1):
+        """The pooled input plus the learned residual."""
+        hidden = self.conv1(inputs)  # [N, H', W', filters]
+        if self.norm is not None:
+            hidden = self.norm(hidden, training=training, groups=groups)
+        residual = self.conv2(tf.nn.relu(hidden))  # [N, H', W', filters]
+        base = inputs
+        if self.kernel_size > 1 or self.strides > 1:
+            base = tf.nn.avg_pool2d(base, self.kernel_size, self.strides, "VALID")
+        growth = self.filters - inputs.shape[-1]
+        if growth:
+            base = tf.pad(base, [[0, 0], [0, 0], [0, 0], [0, growth]])
+        return base + residual
+
+    def compute_output_shape(self, input_shape):
+        """That of the first convolution."""
+        return self.conv1.compute_output_shape(input_shape)
+
+    def get_config(self):
+        """The constructor's arguments."""
+        return {
+            **super().get_config(),
+            "filters": self.filters,
+            "kernel_size": self.kernel_size,
+            "strides": self.strides,
+            "use_bn": self.use_bn,
+        }
+
+
+@keras.saving.register_keras_serializable("amdim_tf")
+class ResidualBlock(keras.layers.Layer):
+    """A residual layer that shrinks the map, then depth − 1 layers of width 1 (section 3.6).
+
+    Args:
+        filters: output channels.
+        kernel_size, strides: of the first layer.
+        depth: how many residual layers.
+        use_bn: as in ResidualLayer.
+
+    Shapes: as the first ResidualLayer.
+    """
+
+    def __init__(self, filters, kernel_size, strides, depth, use_bn=False, **kwargs):
+        super().__init__(**kwargs)
+        self.filters = filters
+        self.kernel_size = kernel_size
+        self.strides = strides
+        self.depth = depth
+        self.use_bn = use_bn
+        self.layers = [
+            ResidualLayer(filters, kernel_size, strides, use_bn, name="layer_0"),
+            *(ResidualLayer(filters, 1, 1, use_bn, name=f"layer_{i}") for i in range(1, depth)),
+        ]
+
+    def build(self, input_shape):
+        """Builds the layers one after the other."""
+        for layer in self.layers:
+            layer.build(input_shape)
+            input_shape = layer.compute_output_shape(input_shape)
+
+    def call(self, inputs, training=False, groups=1):
+        """Applies the layers one after the other."""
+        for layer in self.layers:
+            inputs = layer(inputs, training=training, groups=groups)
+        return inputs
+
+    def compute_output_shape(self, input_shape):
+        """That of the first layer; the others keep it."""
+        return self.layers[0].compute_output_shape(input_shape)
+
+    def get_config(self):
+        """The constructor's arguments."""
+        return {
+            **super().get_config(),
+            "filters": self.filters,
+            "kernel_size": self.kernel_size,
+            "strides": self.strides,
+            "depth": self.depth,
+            "use_bn": self.use_bn,
+        }

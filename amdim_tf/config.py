@@ -1,0 +1,394 @@
+"""Every setting of a run: names, defaults, limits and help, and config.json.
+
+This module is the only home of defaults. Each field below is also a command-line flag of the same
+name (see cli_flags.py) and a key of MODEL_DIR/config.json, so names are unique across sections.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import pathlib
+from typing import Any
+
+from amdim_tf.errors import UserError
+
+FORMAT_VERSION = 1
+ENCODER_SIZES = (32, 64, 128)
+SCALES = (1, 5, 7)
+
+_CIFAR_MEAN, _CIFAR_STD = (125.3, 123.0, 113.9), (63.0, 62.1, 66.7)
+_STL_MEAN, _STL_STD = (109.65, 107.1, 99.45), (68.85, 66.3, 68.85)
+_IMAGENET_MEAN, _IMAGENET_STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
+
+
+def _setting(default: Any, help: str, **limits: Any) -> Any:
+    """A dataclass field with its help text and limits.
+
+    Args:
+        default: the value when neither a flag nor config.json gives one.
+        help: what the setting does, for --help.
+        **limits: any of `minimum`, `maximum`, `choices`, `length`; and `changeable=True` where the
+            setting may differ when a run is resumed.
+    """
+    return dataclasses.field(default=default, metadata={"help": help, **limits})
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig:
+    """Which images."""
+
+    dataset: str = _setting("scenes", "Data set to learn from.")
+    data_dir: str = _setting("", "Directory of the data set; the built-in one needs none.")
+    image_size: int = _setting(
+        32, "Side of the encoder's square input, in pixels.", choices=ENCODER_SIZES
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class ViewConfig:
+    """How an image becomes two views (paper section 3.4) and one evaluation view."""
+
+    augmentation: str = _setting(
+        "basic",
+        "none: both views are the evaluation view. basic: the paper's. strong: the authors' best "
+        "ImageNet recipe.",
+        choices=("none", "basic", "strong"),
+    )
+    flip: float = _setting(
+        0.5, "Probability of a horizontal flip, shared by both views.", minimum=0, maximum=1
+    )
+    translate: int = _setting(
+        0, "Largest shift in pixels, with reflection; used where crop_scale is 0,0.", minimum=0
+    )
+    translate_probability: float = _setting(
+        0.8, "Probability that a view is shifted.", minimum=0, maximum=1
+    )
+    crop_scale: tuple[float, ...] = _setting(
+        (0.3, 1.0),
+        "Smallest and largest share of the image's area in a random resized crop; 0,0: no crop.",
+        minimum=0,
+        maximum=1,
+        length=2,
+    )
+    crop_ratio: tuple[float, ...] = _setting(
+        (0.7, 1.4),
+        "Smallest and largest ratio of width to height of a crop.",
+        minimum=0.01,
+        maximum=100,
+        length=2,
+    )
+    jitter: tuple[float, ...] = _setting(
+        (0.4, 0.4, 0.4, 0.2),
+        "Strength of the jitter of brightness, contrast, saturation and hue.",
+        minimum=0,
+        maximum=1,
+        length=4,
+    )
+    jitter_probability: float = _setting(
+        0.8, "Probability that a view is jittered.", minimum=0, maximum=1
+    )
+    grayscale: float = _setting(
+        0.25, "Probability that a view is turned grey.", minimum=0, maximum=1
+    )
+    lighting: float = _setting(
+        0.0, "Standard deviation of PCA lighting noise; 0: none.", minimum=0, maximum=1
+    )
+    evaluation_resize: int = _setting(
+        32, "Shorter side of an image before the evaluation view's centre crop.", minimum=1
+    )
+    mean: tuple[float, ...] = _setting(
+        _CIFAR_MEAN, "Mean of red, green and blue, on the scale 0 to 255.", length=3
+    )
+    std: tuple[float, ...] = _setting(
+        _CIFAR_STD, "Standard deviation of red, green and blue.", minimum=1e-3, length=3
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    """The encoder, its embeddings (paper section 3.6) and the NCE tasks (sections 3.3, 3.5)."""
+
+    ndf: int = _setting(128, "Channels of the encoder's first stage.", minimum=1)
+    n_rkhs: int = _setting(1024, "Dimension D of f1 and of the embeddings.", minimum=1)
+    n_depth: int = _setting(10, "Residual layers in each block.", minimum=1)
+    use_bn: bool = _setting(False, "Batch normalization in every residual layer.")
+    tasks: tuple[str, ...] = _setting(
+        ("1to5", "1to7", "5to5"), "Prediction tasks NtoM, with N and M among 1, 5 and 7."
+    )
+    score_clip: float = _setting(
+        20.0, "Soft limit c of the scores, c·tanh(s/c); 0: no clipping.", minimum=0
+    )
+    score_regularization: float = _setting(
+        4e-2, "Weight λ of the mean squared score.", minimum=0
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerConfig:
+    """Adam with coupled L2, linear warm-up and milestones."""
+
+    learning_rate: float = _setting(2e-4, "Learning rate after warm-up.", minimum=0)
+    beta_1: float = _setting(0.8, "Adam's decay of the first moment.", minimum=0, maximum=0.99999)
+    beta_2: float = _setting(
+        0.999, "Adam's decay of the second moment.", minimum=0, maximum=0.9999999
+    )
+    weight_decay: float = _setting(1e-5, "L2 weight, added to the gradient.", minimum=0)
+    warmup_steps: int = _setting(500, "Steps of linear warm-up.", minimum=0)
+    milestones: tuple[float, ...] = _setting(
+        (), "Epochs after which the learning rate is multiplied by decay_factor.", minimum=0
+    )
+    decay_factor: float = _setting(
+        0.2, "Factor applied to the learning rate at each milestone.", minimum=0, maximum=1
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingConfig:
+    """Batches, length of the run, seed, and what is written how often."""
+
+    batch_size: int = _setting(128, "Images in a batch (two views of each).", minimum=2)
+    epochs: float = _setting(1.0, "Passes over the training images.", minimum=0, changeable=True)
+    train_steps: int = _setting(
+        0, "Steps to train; 0: as many as --epochs makes.", minimum=0, changeable=True
+    )
+    seed: int = _setting(0, "Seed of weights, order, views and dropout.", minimum=0)
+    checkpoint_steps: int = _setting(
+        1000, "Steps between checkpoints.", minimum=1, changeable=True
+    )
+    checkpoints_kept: int = _setting(
+        3, "How many of the newest checkpoints stay.", minimum=1, changeable=True
+    )
+    log_steps: int = _setting(
+        50, "Steps between rows of metrics.csv and TensorBoard.", minimum=1, changeable=True
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """All settings of a run, in sections."""
+
+    data: DataConfig = DataConfig()
+    views: ViewConfig = ViewConfig()
+    model: ModelConfig = ModelConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    training: TrainingConfig = TrainingConfig()
+
+
+_CIFAR = {
+    "image_size": 32, "evaluation_resize": 32, "translate": 4, "crop_scale": (0.0, 0.0),
+    "mean": _CIFAR_MEAN, "std": _CIFAR_STD,
+}  # fmt: skip
+_PHOTOGRAPHS = {
+    "image_size": 128, "evaluation_resize": 146, "jitter": (0.4, 0.4, 0.4, 0.1),
+    "mean": _IMAGENET_MEAN, "std": _IMAGENET_STD,
+}  # fmt: skip
+# What a data set changes in the defaults above (the reference's recipes).
+DATASET_DEFAULTS: dict[str, dict[str, Any]] = {
+    "scenes": {"image_size": 32, "evaluation_resize": 32, "crop_scale": (0.5, 1.0)},
+    "cifar10": _CIFAR,
+    "cifar100": _CIFAR,
+    "stl10": {"image_size": 64, "evaluation_resize": 70, "mean": _STL_MEAN, "std": _STL_STD},
+    "imagenet2012": _PHOTOGRAPHS,
+    "places205": _PHOTOGRAPHS,
+    "folder": _PHOTOGRAPHS,
+}  # fmt: skip
+# What --augmentation=strong changes in the data set's recipe (the authors' best ImageNet runs).
+STRONG_DEFAULTS = {"crop_scale": (0.2, 0.9), "jitter_probability": 1.0, "lighting": 0.1}
+
+SECTIONS = tuple(field.name for field in dataclasses.fields(Config))
+_SECTION_CLASSES = (DataConfig, ViewConfig, ModelConfig, OptimizerConfig, TrainingConfig)
+# Setting name -> (section name, dataclass field).
+SETTINGS: dict[str, tuple[str, dataclasses.Field]] = {
+    field.name: (section, field)
+    for section, cls in zip(SECTIONS, _SECTION_CLASSES, strict=True)
+    for field in dataclasses.fields(cls)
+}
+
+
+def make(settings: dict[str, Any]) -> Config:
+    """The configuration with the given settings, and the data set's defaults for the others.
+
+    Args:
+        settings: setting name -> value, checked here against type and limits.
+
+    Raises:
+        UserError: for an unknown setting, a wrong type, a value outside its limits, or settings
+            that contradict each other.
+    """
+    dataset = settings.get("dataset", DataConfig.dataset)
+    if dataset not in DATASET_DEFAULTS:
+        raise UserError(
+            f"--dataset: expected one of {', '.join(DATASET_DEFAULTS)}. Received: {dataset!r}."
+        )
+    strong = STRONG_DEFAULTS if settings.get("augmentation") == "strong" else {}
+    defaults = DATASET_DEFAULTS[dataset]
+    values = {**defaults, **strong, **settings}
+    # The evaluation view keeps its margin when only the encoder's size is changed.
+    if "evaluation_resize" not in settings and values["image_size"] in ENCODER_SIZES:
+        margin = defaults["evaluation_resize"] / defaults["image_size"]
+        values["evaluation_resize"] = round(margin * values["image_size"])
+    return update(Config(), values)
+
+
+def update(config: Config, settings: dict[str, Any]) -> Config:
+    """The same configuration with some settings replaced, checked."""
+    by_section: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
+    for name, value in settings.items():
+        if name not in SETTINGS:
+            raise UserError(f"{name}: no such setting. Known: {', '.join(SETTINGS)}.")
+        section, field = SETTINGS[name]
+        by_section[section][name] = _checked(field, value)
+    config = dataclasses.replace(
+        config,
+        **{
+            section: dataclasses.replace(getattr(config, section), **values)
+            for section, values in by_section.items()
+        },
+    )
+    _check_together(config)
+    return config
+
+
+def _checked(field: dataclasses.Field, value: Any) -> Any:
+    """`value` in the field's type and within its limits, or a UserError that names the flag."""
+    kinds = {
+        "int": (int, "a whole number"),
+        "float": ((int, float), "a number"),
+        "bool": (bool, "true or false"),
+        "str": (str, "a text"),
+    }
+    is_tuple = field.type.startswith("tuple")
+    kind = field.type[len("tuple[") : -len(", ...]")] if is_tuple else field.type
+    types, wanted = kinds[kind]
+    if "choices" in field.metadata:
+        wanted = "one of " + ", ".join(map(str, field.metadata["choices"]))
+    if "minimum" in field.metadata:
+        wanted += f" of at least {field.metadata['minimum']}"
+    if "maximum" in field.metadata:
+        wanted += f" and at most {field.metadata['maximum']}"
+    if is_tuple:
+        wanted = f"{field.metadata.get('length', 'a list of')} values with commas, each {wanted}"
+
+    def fits(item: Any) -> bool:
+        limits = field.metadata
+        return (
+            isinstance(item, types)
+            and (kind == "bool" or not isinstance(item, bool))
+            and (not isinstance(item, float) or math.isfinite(item))
+            and item in limits.get("choices", (item,))
+            and not ("minimum" in limits and item < limits["minimum"])
+            and not ("maximum" in limits and item > limits["maximum"])
+        )
+
+    items = value if is_tuple else (value,)
+    length = field.metadata.get("length", len(items) if isinstance(items, (list, tuple)) else 0)
+    if (
+        not isinstance(items, (list, tuple))
+        or len(items) != length
+        or not all(fits(item) for item in items)
+    ):
+        shown = ",".join(map(str, value)) if isinstance(value, (list, tuple)) else value
+        raise UserError(f"--{field.name}: expected {wanted}. Received: {shown}.")
+    converted = tuple(float(item) if kind == "float" else item for item in items)
+    return converted if is_tuple else converted[0]
+
+
+def parse_task(task: str) -> tuple[int, int]:
+    """Scales (n, m) of a task named 'NtoM' (paper section 3.5, n-to-m infomax costs)."""
+    antecedent, separator, consequent = task.partition("to")
+    names = [str(scale) for scale in SCALES]
+    if not separator or antecedent not in names or consequent not in names:
+        raise UserError(
+            f"--tasks: expected tasks NtoM with N and M among {', '.join(names)}, "
+            f"such as 1to5,1to7,5to5. Received: {task!r}."
+        )
+    return int(antecedent), int(consequent)
+
+
+def top_channels(image_size: int, ndf: int) -> int:
+    """Channels of f7 and f5: 4·ndf for size 32, 8·ndf for 64 and 128."""
+    return (4 if image_size == 32 else 8) * ndf
+
+
+def _check_together(config: Config) -> None:
+    """Checks that need more than one setting."""
+    tasks = config.model.tasks
+    if not tasks or len(set(tasks)) != len(tasks):
+        raise UserError(
+            f"--tasks: expected at least one task, each once. Received: {','.join(tasks)!r}."
+        )
+    for task in tasks:
+        parse_task(task)
+    for name in ("crop_scale", "crop_ratio"):
+        low, high = getattr(config.views, name)
+        if low > high:
+            raise UserError(f"--{name}: expected smallest,largest. Received: {low},{high}.")
+    if config.views.crop_scale[0] == 0 < config.views.crop_scale[1]:
+        raise UserError(
+            "--crop_scale: expected a smallest share above 0, or 0,0 for no crop. "
+            f"Received: 0,{config.views.crop_scale[1]}."
+        )
+    least = top_channels(config.data.image_size, config.model.ndf)
+    if config.model.n_rkhs < least:
+        raise UserError(
+            f"--n_rkhs: expected at least {least}, the channels below the top layer for "
+            f"--image_size={config.data.image_size} --ndf={config.model.ndf}. "
+            f"Received: {config.model.n_rkhs}."
+        )
+    if config.views.evaluation_resize < config.data.image_size:
+        raise UserError(
+            f"--evaluation_resize: expected at least the --image_size={config.data.image_size} "
+            f"that is cut from its centre. Received: {config.views.evaluation_resize}."
+        )
+
+
+def settings_of(config: Config) -> dict[str, Any]:
+    """Setting name -> value, without sections."""
+    return {
+        name: getattr(getattr(config, section), name) for name, (section, _) in SETTINGS.items()
+    }
+
+
+def save(config: Config, path: str | os.PathLike[str], extra: dict[str, Any]) -> None:
+    """Writes config.json: format version, `extra` facts about the run, then every setting."""
+    document = {"format_version": FORMAT_VERSION, **extra, **dataclasses.asdict(config)}
+    path = pathlib.Path(path)
+    aside = path.with_name(path.name + ".partial")
+    aside.write_text(json.dumps(document, indent=2) + "\n")
+    aside.replace(path)
+
+
+def load(path: str | os.PathLike[str]) -> tuple[Config, dict[str, Any]]:
+    """Reads config.json back; returns the configuration and the other facts in the file."""
+    path = pathlib.Path(path)
+    try:
+        document = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise UserError(
+            f"{path}: expected the config.json of a training run; there is none. "
+            "Check --model_dir, or train first."
+        ) from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: expected readable JSON. Received: {error}.") from None
+    version = document.pop("format_version", None) if isinstance(document, dict) else None
+    if version != FORMAT_VERSION:
+        raise UserError(
+            f"{path}: expected format_version {FORMAT_VERSION}. Received: {version!r}. "
+            "Use the version of amdim_tf that wrote it."
+        )
+    settings: dict[str, Any] = {}
+    for section in SECTIONS:
+        values = document.pop(section, None)
+        if not isinstance(values, dict):
+            raise UserError(f"{path}: expected a section {section!r} with settings.")
+        settings.update(values)
+    missing = [name for name in SETTINGS if name not in settings]
+    if missing:
+        raise UserError(f"{path}: expected every setting; missing: {', '.join(missing)}.")
+    try:
+        return update(Config(), settings), document
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None

@@ -1,0 +1,10 @@
+"""The one exception that is shown to the user as a line of text."""
+
+
+class UserError(Exception):
+    """Something the user can mend: a flag, a file, a setting.
+
+    Its message is one line that names the flag or file, what was expected, what was received and
+    the fix. The command-line programs print it and exit with a non-zero code; anything else that
+    is raised is a bug and keeps its traceback.
+    """

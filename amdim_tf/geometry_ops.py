@@ -1,0 +1,226 @@
+"""Geometric operations on whole batches of images: each image has its own parameters.
+
+Every function is pure: it maps images, float32 [B, H, W, 3] with values 0..255, and tensors of
+parameters, one row per image, to a batch of images in the same range. Nothing here draws random
+numbers. All work eagerly, in tf.data with unknown B, H and W, and under XLA.
+"""
+
+import math
+
+import tensorflow as tf
+
+from amdim_tf.image_ops import per_image, round_levels
+
+_ONE = 65536  # Pillow's fixed-point coordinates: 16 bits after the point
+
+
+def flip_left_right(images, flip):
+    """Mirror the images for which `flip` (bool [B]) is true."""
+    return tf.where(per_image(flip, images, tf.bool), tf.reverse(images, axis=[2]), images)
+
+
+def _pixel_numbers(images, rows, columns):
+    """Number of each image's pixel at `rows`, `columns`, int32 [B, h, w], among all pixels."""
+    shape = tf.shape(images)
+    image_numbers = tf.range(shape[0])[:, tf.newaxis, tf.newaxis]
+    return (image_numbers * shape[1] + rows) * shape[2] + columns
+
+
+def _reflect(positions, size):
+    """Mirror whole positions outside 0..size-1 back inside, the edge itself not repeated."""
+    period = tf.maximum(2 * size - 2, 1)
+    positions = tf.math.floormod(positions, period)
+    return tf.minimum(positions, period - positions)
+
+
+def reflect_translate(images, dx, dy):
+    """Move each image by `dx` pixels to the right and `dy` down, int32 [B].
+
+    What the shift uncovers is filled by reflection, the edge pixel not repeated, as tf.pad's
+    REFLECT mode does.
+    """
+    shape = tf.shape(images)
+    rows = _reflect(tf.range(shape[1]) - dy[:, tf.newaxis], shape[1])  # [B, H]
+    columns = _reflect(tf.range(shape[2]) - dx[:, tf.newaxis], shape[2])  # [B, W]
+    numbers = _pixel_numbers(images, rows[:, :, tf.newaxis], columns[:, tf.newaxis, :])
+    return tf.gather(tf.reshape(images, [-1, 3]), numbers)  # [B, H, W, 3]
+
+
+def _bicubic_weights(start, length, count, size):
+    """Pillow's resampling weights from `size` source pixels to `count`: [B, count, size].
+
+    Args:
+        start: float32 [B], where in the source the resampled stretch begins, in pixels.
+        length: float32 [B], how long it is.
+        count: how many pixels to make of it.
+        size: how many pixels the source has.
+
+    The kernel is Keys' cubic with a = -0.5, widened by the scale when shrinking, cut off at the
+    source's border and normalized to sum 1.
+    """
+    scale = length[:, tf.newaxis] / tf.cast(count, tf.float32)  # [B, 1]
+    steps = tf.range(count, dtype=tf.float32) + 0.5
+    centers = start[:, tf.newaxis] + steps * scale  # [B, count]
+    pixels = tf.range(tf.cast(size, tf.float32)) + 0.5  # [size]
+    distance = tf.abs(pixels - centers[:, :, tf.newaxis]) / tf.maximum(scale, 1.0)[:, :, tf.newaxis]
+    near = (1.5 * distance - 2.5) * distance * distance + 1.0
+    far = ((-0.5 * distance + 2.5) * distance - 4.0) * distance + 2.0
+    weights = tf.where(distance < 1.0, near, tf.where(distance < 2.0, far, 0.0))
+    return weights / tf.reduce_sum(weights, axis=2, keepdims=True)
+
+
+def crop_and_resize(images, boxes, size):
+    """Cut a box out of each image and resample it, bicubic and antialiased, to size × size.
+
+    The counterpart of Pillow's Image.resize((size, size), BICUBIC, box=...): near the box's edge
+    the filter sees the pixels beyond it, as long as they are in the image. Pillow's separable
+    filter becomes two batched matmuls, horizontal then vertical, each rounded to grey levels.
+
+    Args:
+        images: float32 [B, H, W, 3], 0..255.
+        boxes: float32 [B, 4]: top, left, height and width in pixels, inside the image.
+        size: side of the result, a Python integer.
+
+    Returns:
+        float32 [B, size, size, 3], whole numbers 0..255.
+    """
+    shape = tf.shape(images)
+    batch, height, width = shape[0], shape[1], shape[2]
+    top, left, box_height, box_width = tf.unstack(boxes, axis=1)
+    across = _bicubic_weights(left, box_width, size, width)  # [B, size, W]
+    down = _bicubic_weights(top, box_height, size, height)  # [B, size, H]
+    columns = tf.reshape(tf.transpose(images, [0, 2, 1, 3]), [batch, width, height * 3])
+    narrow = round_levels(tf.matmul(across, columns))  # [B, size, H·3]
+    narrow = tf.transpose(tf.reshape(narrow, [batch, size, height, 3]), [0, 2, 1, 3])
+    result = tf.matmul(down, tf.reshape(narrow, [batch, height, size * 3]))  # [B, size, size·3]
+    return tf.reshape(round_levels(result), [batch, size, size, 3])
+
+
+def _pixels_or_fill(images, rows, columns, fill):
+    """Pixels at `rows`, `columns`, int32 [B, H, W]; `fill` [3] where these are outside."""
+    shape = tf.shape(images)
+    inside = (rows >= 0) & (rows < shape[1]) & (columns >= 0) & (columns < shape[2])
+    # The fill color is pixel 0 of what is gathered from, so the images' own count from 1.
+    numbers = tf.where(inside, _pixel_numbers(images, rows, columns) + 1, 0)
+    fill = tf.reshape(tf.cast(fill, tf.float32), [1, 3])
+    return tf.gather(tf.concat([fill, tf.reshape(images, [-1, 3])], axis=0), numbers)
+
+
+def affine(images, coefficients, fill=(0, 0, 0), interpolation="nearest"):
+    """Fill the point (x, y) of each output from (a·x + b·y + c, d·x + e·y + f) of its image.
+
+    The counterpart of Pillow's Image.transform(size, AFFINE, (a, b, c, d, e, f)): coordinates
+    start at the corner of the first pixel, so pixel centers are at 0.5, 1.5, … and a nearest
+    sample is the pixel that contains the point. They are computed in Pillow's fixed-point
+    arithmetic. tensorflow-addons puts the origin at the center of the first pixel instead; its
+    transform (a, b, c) is Pillow's (a, b, c + (1 - a - b) / 2).
+
+    Args:
+        images: float32 [B, H, W, 3], 0..255.
+        coefficients: float32 [B, 6], a to f for each image.
+        fill: [3], the color of what lies outside the image.
+        interpolation: "nearest", or "bilinear": then the image fades into the fill color within a
+            pixel of its border, as in tensorflow-addons, while Pillow repeats the border there.
+    """
+    shape = tf.shape(images)
+    x = tf.range(shape[2])
+    y = tf.range(shape[1])[:, tf.newaxis]
+
+    def positions(a, b, c):  # [B] each -> int32 [B, H, W]
+        fixed = tf.stack([a, b, c + (a + b) / 2.0]) * _ONE  # from the center of the first pixel
+        a, b, c = tf.unstack(tf.cast(tf.floor(fixed + 0.5), tf.int32)[..., tf.newaxis, tf.newaxis])
+        return a * x + b * y + c
+
+    a, b, c, d, e, f = tf.unstack(tf.cast(coefficients, tf.float32), axis=1)
+    columns, rows = positions(a, b, c), positions(d, e, f)
+    if interpolation == "nearest":
+        return _pixels_or_fill(images, rows // _ONE, columns // _ONE, fill)
+    if interpolation != "bilinear":
+        raise ValueError(
+            f"Expected interpolation 'nearest' or 'bilinear'. Received: {interpolation!r}"
+        )
+    return _bilinear(images, rows - _ONE // 2, columns - _ONE // 2, fill)
+
+
+def _bilinear(images, rows, columns, fill):
+    """Interpolate at fixed-point `rows`, `columns`, whole numbers being pixel centers."""
+    top, left = rows // _ONE, columns // _ONE
+    down = tf.cast(rows % _ONE, tf.float32)[..., tf.newaxis] / _ONE  # [B, H, W, 1], 0..1
+    right = tf.cast(columns % _ONE, tf.float32)[..., tf.newaxis] / _ONE
+
+    def row(number):
+        left_pixels = _pixels_or_fill(images, number, left, fill)
+        right_pixels = _pixels_or_fill(images, number, left + 1, fill)
+        return left_pixels + right * (right_pixels - left_pixels)
+
+    above, below = row(top), row(top + 1)
+    return above + down * (below - above)
+
+
+def shear_x(images, level, fill=(0, 0, 0)):
+    """Shear horizontally: (x, y) shows what was at (x + level·y, y); `level` [B].
+
+    With Pillow's coordinates (see `affine`). tensorflow-addons shears about the center of the first
+    pixel, which differs by level / 2 pixels.
+    """
+    level = tf.cast(level, tf.float32)
+    one, zero = tf.ones_like(level), tf.zeros_like(level)
+    return affine(images, tf.stack([one, level, zero, zero, one, zero], axis=1), fill)
+
+
+def shear_y(images, level, fill=(0, 0, 0)):
+    """Shear vertically: (x, y) shows what was at (x, y + level·x); `level` [B]. See `shear_x`."""
+    level = tf.cast(level, tf.float32)
+    one, zero = tf.ones_like(level), tf.zeros_like(level)
+    return affine(images, tf.stack([one, zero, zero, level, one, zero], axis=1), fill)
+
+
+def translate_x(images, pixels, fill=(0, 0, 0)):
+    """Move each image to the right by `pixels` [B].
+
+    The direction of tensorflow-addons' translate; AutoAugment code on Pillow passes its magnitude
+    as coefficient c of an affine transform, which moves the image to the left.
+    """
+    pixels = tf.cast(pixels, tf.float32)
+    one, zero = tf.ones_like(pixels), tf.zeros_like(pixels)
+    return affine(images, tf.stack([one, zero, -pixels, zero, one, zero], axis=1), fill)
+
+
+def translate_y(images, pixels, fill=(0, 0, 0)):
+    """Move each image down by `pixels` [B]. See `translate_x`."""
+    pixels = tf.cast(pixels, tf.float32)
+    one, zero = tf.ones_like(pixels), tf.zeros_like(pixels)
+    return affine(images, tf.stack([one, zero, zero, zero, one, -pixels], axis=1), fill)
+
+
+def rotate(images, degrees, fill=(0, 0, 0), interpolation="nearest"):
+    """Turn each image counter-clockwise about its center by `degrees` [B] (Image.rotate).
+
+    tensorflow-addons' rotate is the same in radians. See `affine` for the other arguments.
+    """
+    shape = tf.cast(tf.shape(images), tf.float32)
+    middle_x, middle_y = shape[2] / 2.0, shape[1] / 2.0
+    angle = tf.cast(degrees, tf.float32) * (math.pi / 180.0)
+    cosine, sine = tf.cos(angle), tf.sin(angle)
+    c = middle_x - cosine * middle_x + sine * middle_y
+    f = middle_y - sine * middle_x - cosine * middle_y
+    coefficients = tf.stack([cosine, -sine, c, sine, cosine, f], axis=1)
+    return affine(images, coefficients, fill, interpolation)
+
+
+def cutout(images, center_x, center_y, half_side, fill=(0, 0, 0)):
+    """Paint a square into each image: side 2·half_side about (center_x, center_y), all [B].
+
+    Pixel column x is painted if center_x - half_side <= x < center_x + half_side, rows alike; what
+    lies outside the image is cut off (DeVries and Taylor 2017, arXiv 1708.04552).
+    """
+    shape = tf.shape(images)
+
+    def covered(count, center):  # -> bool [B, 1, 1, count]
+        offset = tf.cast(tf.range(count), tf.float32) - per_image(center, images)
+        half = per_image(half_side, images)
+        return (-half <= offset) & (offset < half)
+
+    columns = covered(shape[2], center_x)[:, 0, :, :, tf.newaxis]  # [B, 1, W, 1]
+    rows = covered(shape[1], center_y)[:, 0, 0, :, tf.newaxis, tf.newaxis]  # [B, H, 1, 1]
+    return tf.where(rows & columns, tf.cast(fill, tf.float32), images)

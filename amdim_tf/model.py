@@ -1,0 +1,174 @@
+"""AMDIM as a keras.Model: encode, and one training step."""
+
+from __future__ import annotations
+
+import keras
+import tensorflow as tf
+
+from amdim_tf.classifiers import LinearClassifier, MLPClassifier, classification_loss
+from amdim_tf.config import SCALES, Config, parse_task, top_channels
+from amdim_tf.embeddings import Embedding
+from amdim_tf.encoder import Encoder
+from amdim_tf.nce import multiscale_losses
+
+# Keys that keep the step's random draws apart.
+_LOCATION_KEY, _DROPOUT_KEY = 1, 2
+
+
+class AMDIM(keras.Model):
+    """Encoder, embeddings, and the classifiers that are trained beside them.
+
+    Args:
+        config: the run's settings.
+        classes: number of classes of the data set; 0 for unlabelled data, which leaves out the
+            online classifiers.
+    """
+
+    def __init__(self, config: Config, classes: int = 0, **kwargs):
+        super().__init__(**kwargs)
+        settings, size = config.model, config.data.image_size
+        self.settings = settings
+        self.image_size = size
+        self.classes = classes
+        self.seed = config.training.seed
+        # The scales that the tasks use, as antecedent or as consequent.
+        self.scales = sorted({n for task in settings.tasks for n in parse_task(task)})
+        self.encoder = Encoder(
+            size, settings.ndf, settings.n_rkhs, settings.n_depth, settings.use_bn, name="encoder"
+        )
+        self.embedding5 = Embedding(settings.n_rkhs, settings.use_bn, name="embedding5")
+        self.embedding7 = Embedding(settings.n_rkhs, settings.use_bn, name="embedding7")
+        self.linear = LinearClassifier(classes, name="linear") if classes else None
+        self.mlp = MLPClassifier(classes, name="mlp") if classes else None
+        self.build()
+
+    def build(self, input_shape=None):
+        """Creates every weight; the shapes follow from the settings alone."""
+        channels = top_channels(self.image_size, self.settings.ndf)
+        self.encoder.build((None, self.image_size, self.image_size, 3))
+        self.embedding5.build((None, 5, 5, channels))
+        self.embedding7.build((None, 7, 7, channels))
+        if self.classes:
+            self.linear.build((None, self.settings.n_rkhs))
+            self.mlp.build((None, self.settings.n_rkhs))
+        self.built = True
+
+    def encode(self, images, training=False):
+        """Features and embeddings of normalized images.
+
+        Args:
+            images: float32 [N, S, S, 3].
+            training: normalize by the batch's own statistics, and update the running ones.
+
+        Returns:
+            f1 [N, D]; f5 [N, 5, 5, C] and f7 [N, 7, 7, C], the maps before embedding; phi1 [N, D],
+            phi5 [N, 5, 5, D], phi7 [N, 7, 7, D].
+        """
+        features = self.encoder(images, training=training)
+        embeddings = self.embed(features, SCALES, training=training)
+        return {**features, **{f"phi{scale}": value for scale, value in embeddings.items()}}
+
+    def call(self, images, training=False):
+        """The same as `encode`."""
+        return self.encode(images, training=training)
+
+    def embed(self, features, scales, training=False, groups=1):
+        """The embeddings {scale: φ} of the encoder's features, for the given scales only."""
+        embedding = {
+            1: lambda: features["f1"],
+            5: lambda: self.embedding5(features["f5"], training=training, groups=groups),
+            7: lambda: self.embedding7(features["f7"], training=training, groups=groups),
+        }
+        return {scale: embedding[scale]() for scale in scales}
+
+    def classify(self, f1, noise=None, training=False):
+        """Logits {"linear", "mlp"} of the online classifiers; no gradient reaches f1."""
+        f1 = tf.stop_gradient(f1)
+        return {"linear": self.linear(f1), "mlp": self.mlp(f1, noise=noise, training=training)}
+
+    def losses_of(self, view1, view2, labels, step):
+        """The self-supervised and the classification losses of one batch.
+
+        Args:
+            view1, view2: normalized images [B, S, S, 3].
+            labels: int [B], −1 for unlabelled images.
+            step: scalar; with the seed it determines the drawn locations and the dropout.
+
+        Returns:
+            (total, logs): the scalar to minimize and named float scalars.
+        """
+        B = view1.shape[0]
+        # One pass for both views; groups keep their batch statistics apart.
+        images = tf.concat([view1, view2], axis=0)  # [2B, S, S, 3]
+        features = self.encoder(images, training=True, groups=2)
+        embeddings = self.embed(features, self.scales, training=True, groups=2)
+        halves = {scale: tf.split(value, 2) for scale, value in embeddings.items()}
+        locations = self.draw_locations(B, step)
+        tasks = multiscale_losses(
+            self.settings.tasks,
+            {scale: half[0] for scale, half in halves.items()},
+            {scale: half[1] for scale, half in halves.items()},
+            {scale: drawn[0] for scale, drawn in locations.items()},
+            {scale: drawn[1] for scale, drawn in locations.items()},
+            self.settings.score_clip,
+            self.settings.score_regularization,
+        )
+        logs = {f"loss_{task}": result.loss for task, result in tasks.items()}
+        logs["regularizer"] = tf.add_n([result.regularizer for result in tasks.values()])
+        logs["loss"] = tf.add_n([result.loss for result in tasks.values()])
+        total = logs["loss"] + logs["regularizer"]
+        if self.classes:
+            classifier_loss, classifier_logs = self._classifier_losses(features["f1"], labels, step)
+            total += classifier_loss
+            logs.update(classifier_logs)
+        return total, logs
+
+    def _classifier_losses(self, f1, labels, step):
+        """Loss and logs of both classifiers on both views. f1: [2B, D]; labels: [B]."""
+        labels = tf.concat([labels, labels], axis=0)  # [2B]
+        noise = self.draw(
+            [f1.shape[0], self.settings.n_rkhs + self.mlp.hidden], step, _DROPOUT_KEY
+        )
+        total, logs = 0.0, {}
+        for name, logits in self.classify(f1, noise, training=True).items():
+            loss, correct, labelled = classification_loss(logits, labels)
+            total += loss
+            logs |= {f"{name}_loss": loss, f"{name}_correct": correct, "labelled": labelled}
+        return total, logs
+
+    def draw(self, shape, step, key):
+        """Uniform numbers that are a function of (seed, step, key) alone."""
+        seed = tf.stack([tf.cast(self.seed * 8 + key, tf.int32), tf.cast(step, tf.int32)])
+        return tf.random.stateless_uniform(shape, seed)
+
+    def draw_locations(self, batch, step):
+        """For each local antecedent scale n: one location of the n×n map per view and image.
+
+        Returns:
+            {n: int32 [2, B]}, row-major locations, uniform (paper section 3.5).
+        """
+        scales = {parse_task(task)[0] for task in self.settings.tasks} - {1}
+        uniform = self.draw([2, batch, max(SCALES)], step, _LOCATION_KEY)
+        return {n: tf.cast(uniform[..., n - 1] * n * n, tf.int32) for n in sorted(scales)}
+
+    def train_step(self, data):
+        """One step of optimization on {"view1", "view2", "label"}; returns named scalars."""
+        step = self.optimizer.iterations.value
+        with tf.GradientTape() as tape:
+            total, logs = self.losses_of(data["view1"], data["view2"], data["label"], step)
+        trained = self.trained_variables()
+        gradients = tape.gradient(total, trained)
+        logs["gradient_norm"] = tf.linalg.global_norm(gradients)
+        logs["learning_rate"] = tf.cast(self.optimizer.learning_rate, tf.float32)
+        self.optimizer.apply_gradients(zip(gradients, trained, strict=True))
+        return logs
+
+    def trained_variables(self):
+        """The weights that the tasks reach: an embedding that no task uses stays as it is."""
+        unused = {
+            id(variable)
+            for scale, embedding in ((5, self.embedding5), (7, self.embedding7))
+            if scale not in self.scales
+            for variable in embedding.trainable_variables
+        }
+        return [variable for variable in self.trainable_variables if id(variable) not in unused]

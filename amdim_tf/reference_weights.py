@@ -1,0 +1,93 @@
+"""Weights under the names and in the layouts of the authors' PyTorch checkpoints."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+
+from amdim_tf.blocks import BatchNorm, ResidualBlock, ResidualLayer
+from amdim_tf.embeddings import Embedding
+from amdim_tf.model import AMDIM
+
+
+def reference_variables(model: AMDIM) -> dict[str, keras.Variable]:
+    """Every weight of the model by its name in the reference's state dict.
+
+    The reference numbers the encoder's stages with a batch norm after the 7×7 block that is there
+    even where use_bn leaves it unused; our `stages` have it only where it acts.
+    """
+    names: dict[str, keras.Variable] = {}
+    stages = list(model.encoder.stages)
+    if not model.settings.use_bn:
+        stages.insert(_index_of_stage(stages, "block_5"), None)
+    for index, stage in enumerate(stages):
+        prefix = f"encoder.module.layer_list.{index}"
+        if isinstance(stage, keras.layers.Conv2D):
+            names |= _kernel_and_bias(f"{prefix}.conv", stage)
+        elif isinstance(stage, ResidualBlock):
+            for depth, layer in enumerate(stage.layers):
+                names |= _residual_layer(f"{prefix}.layer_list.{depth}", layer)
+        elif isinstance(stage, ResidualLayer):
+            names |= _residual_layer(prefix, stage)
+        elif isinstance(stage, BatchNorm):
+            names |= _batch_norm(f"{prefix}.bn", stage)
+    names |= _embedding("encoder.module.rkhs_block_5", model.embedding5)
+    names |= _embedding("encoder.module.rkhs_block_7", model.embedding7)
+    if model.classes:
+        mlp = "evaluator.block_glb_mlp.block_forward"
+        names |= _kernel_and_bias(f"{mlp}.2", model.mlp.dense1)
+        names |= _batch_norm(f"{mlp}.3", model.mlp.norm)
+        names |= _kernel_and_bias(f"{mlp}.6", model.mlp.dense2)
+        names |= _kernel_and_bias("evaluator.block_glb_lin.block_forward.2", model.linear.dense)
+    return names
+
+
+def from_reference_layout(array: np.ndarray) -> np.ndarray:
+    """A PyTorch tensor in our layout: convolutions OIHW -> HWIO, dense OI -> IO."""
+    if array.ndim == 4:
+        return array.transpose(2, 3, 1, 0)
+    return array.T
+
+
+def assign_reference_weights(model: AMDIM, state: dict[str, np.ndarray]) -> None:
+    """Copies a reference state dict into the model."""
+    for name, variable in reference_variables(model).items():
+        variable.assign(from_reference_layout(state[name]))
+
+
+def _index_of_stage(stages, name):
+    return next(index for index, stage in enumerate(stages) if stage.name == name)
+
+
+def _kernel_and_bias(prefix, layer):
+    names = {f"{prefix}.weight": layer.kernel}
+    if layer.use_bias:
+        names[f"{prefix}.bias"] = layer.bias
+    return names
+
+
+def _batch_norm(prefix, norm):
+    return {
+        f"{prefix}.weight": norm.gamma,
+        f"{prefix}.bias": norm.beta,
+        f"{prefix}.running_mean": norm.moving_mean,
+        f"{prefix}.running_var": norm.moving_variance,
+    }
+
+
+def _residual_layer(prefix, layer):
+    names = _kernel_and_bias(f"{prefix}.conv1", layer.conv1)
+    names |= _kernel_and_bias(f"{prefix}.conv2", layer.conv2)
+    if layer.norm is not None:
+        names |= _batch_norm(f"{prefix}.bn1.bn", layer.norm)
+    return names
+
+
+def _embedding(prefix, embedding: Embedding):
+    names = _kernel_and_bias(f"{prefix}.conv1", embedding.conv1)
+    names |= _kernel_and_bias(f"{prefix}.conv2", embedding.conv2)
+    names |= _kernel_and_bias(f"{prefix}.shortcut", embedding.shortcut)
+    names |= _batch_norm(f"{prefix}.bn_out.bn", embedding.norm_out)
+    if embedding.norm_hidden is not None:
+        names |= _batch_norm(f"{prefix}.bn_hid.bn", embedding.norm_hidden)
+    return names

@@ -1,0 +1,50 @@
+"""What the tests share: where data lies, and the reference's models."""
+
+import os
+import pathlib
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import numpy as np
+import pytest
+
+from amdim_tf import config as config_lib
+from amdim_tf.model import AMDIM
+from amdim_tf.reference_weights import assign_reference_weights
+
+DATA = pathlib.Path(__file__).parent / "data"
+GOLDEN = ("reference_32", "reference_64", "reference_128", "reference_32_bn")
+
+
+class Golden:
+    """One golden file: its numbers, and our model with its weights."""
+
+    def __init__(self, name):
+        with np.load(DATA / f"{name}.npz") as arrays:
+            self.numbers = dict(arrays)
+        hyper = {key: self.numbers[f"hyper/{key}"].item() for key in
+                 ("encoder_size", "ndf", "n_rkhs", "n_depth", "use_bn", "n_classes", "tclip")}  # fmt: skip
+        self.config = config_lib.make(
+            {
+                "image_size": hyper["encoder_size"],
+                "ndf": hyper["ndf"],
+                "n_rkhs": hyper["n_rkhs"],
+                "n_depth": hyper["n_depth"],
+                "use_bn": bool(hyper["use_bn"]),
+                "score_clip": hyper["tclip"],
+                "score_regularization": 5e-2,
+            }
+        )
+        self.model = AMDIM(self.config, classes=hyper["n_classes"])
+        self.state = {
+            key.removeprefix("state_dict/"): value
+            for key, value in self.numbers.items()
+            if key.startswith("state_dict/")
+        }
+        assign_reference_weights(self.model, self.state)
+
+
+@pytest.fixture(params=GOLDEN)
+def golden(request):
+    """Each golden file in turn, with a fresh model."""
+    return Golden(request.param)
