@@ -9,14 +9,9 @@ import math
 
 import tensorflow as tf
 
-from amdim_tf.image_ops import per_image, round_levels
+from amdim_tf.image_ops import clip_levels, per_image, round_levels
 
 _ONE = 65536  # Pillow's fixed-point coordinates: 16 bits after the point
-
-
-def flip_left_right(images, flip):
-    """Mirror the images for which `flip` (bool [B]) is true."""
-    return tf.where(per_image(flip, images, tf.bool), tf.reverse(images, axis=[2]), images)
 
 
 def _pixel_numbers(images, rows, columns):
@@ -24,6 +19,20 @@ def _pixel_numbers(images, rows, columns):
     shape = tf.shape(images)
     image_numbers = tf.range(shape[0])[:, tf.newaxis, tf.newaxis]
     return (image_numbers * shape[1] + rows) * shape[2] + columns
+
+
+def _rearrange(images, rows, columns):
+    """Build each image from the given `rows`, int32 [B, H], and `columns`, [B, W], of itself."""
+    numbers = _pixel_numbers(images, rows[:, :, tf.newaxis], columns[:, tf.newaxis, :])
+    return tf.gather(tf.reshape(images, [-1, 3]), numbers)  # [B, H, W, 3]
+
+
+def flip_left_right(images, flip):
+    """Mirror the images for which `flip` (bool [B]) is true."""
+    shape = tf.shape(images)
+    rows, columns = tf.range(shape[1])[tf.newaxis], tf.range(shape[2])
+    columns = tf.where(flip[:, tf.newaxis], shape[2] - 1 - columns, columns)
+    return _rearrange(images, rows, columns)  # three times as fast as tf.reverse and tf.where
 
 
 def _reflect(positions, size):
@@ -42,8 +51,7 @@ def reflect_translate(images, dx, dy):
     shape = tf.shape(images)
     rows = _reflect(tf.range(shape[1]) - dy[:, tf.newaxis], shape[1])  # [B, H]
     columns = _reflect(tf.range(shape[2]) - dx[:, tf.newaxis], shape[2])  # [B, W]
-    numbers = _pixel_numbers(images, rows[:, :, tf.newaxis], columns[:, tf.newaxis, :])
-    return tf.gather(tf.reshape(images, [-1, 3]), numbers)  # [B, H, W, 3]
+    return _rearrange(images, rows, columns)
 
 
 def _bicubic_weights(start, length, count, size):
@@ -90,17 +98,17 @@ def crop_and_resize(images, boxes, size):
     across = _bicubic_weights(left, box_width, size, width)  # [B, size, W]
     down = _bicubic_weights(top, box_height, size, height)  # [B, size, H]
     columns = tf.reshape(tf.transpose(images, [0, 2, 1, 3]), [batch, width, height * 3])
-    narrow = round_levels(tf.matmul(across, columns))  # [B, size, H·3]
+    narrow = round_levels(clip_levels(tf.matmul(across, columns)))  # [B, size, H·3]
     narrow = tf.transpose(tf.reshape(narrow, [batch, size, height, 3]), [0, 2, 1, 3])
     result = tf.matmul(down, tf.reshape(narrow, [batch, height, size * 3]))  # [B, size, size·3]
-    return tf.reshape(round_levels(result), [batch, size, size, 3])
+    return tf.reshape(round_levels(clip_levels(result)), [batch, size, size, 3])
 
 
 def _pixels_or_fill(images, rows, columns, fill):
     """Pixels at `rows`, `columns`, int32 [B, H, W]; `fill` [3] where these are outside."""
     shape = tf.shape(images)
     inside = (rows >= 0) & (rows < shape[1]) & (columns >= 0) & (columns < shape[2])
-    # The fill color is pixel 0 of what is gathered from, so the images' own count from 1.
+    # The fill colour is pixel 0 of what is gathered from, so the images' own count from 1.
     numbers = tf.where(inside, _pixel_numbers(images, rows, columns) + 1, 0)
     fill = tf.reshape(tf.cast(fill, tf.float32), [1, 3])
     return tf.gather(tf.concat([fill, tf.reshape(images, [-1, 3])], axis=0), numbers)
@@ -110,16 +118,16 @@ def affine(images, coefficients, fill=(0, 0, 0), interpolation="nearest"):
     """Fill the point (x, y) of each output from (a·x + b·y + c, d·x + e·y + f) of its image.
 
     The counterpart of Pillow's Image.transform(size, AFFINE, (a, b, c, d, e, f)): coordinates
-    start at the corner of the first pixel, so pixel centers are at 0.5, 1.5, … and a nearest
+    start at the corner of the first pixel, so pixel centres are at 0.5, 1.5, … and a nearest
     sample is the pixel that contains the point. They are computed in Pillow's fixed-point
-    arithmetic. tensorflow-addons puts the origin at the center of the first pixel instead; its
-    transform (a, b, c) is Pillow's (a, b, c + (1 - a - b) / 2).
+    arithmetic, which ends at 32767 pixels. tensorflow-addons puts the origin at the centre of the
+    first pixel instead; its transform (a, b, c) is Pillow's (a, b, c + (1 - a - b) / 2).
 
     Args:
         images: float32 [B, H, W, 3], 0..255.
         coefficients: float32 [B, 6], a to f for each image.
-        fill: [3], the color of what lies outside the image.
-        interpolation: "nearest", or "bilinear": then the image fades into the fill color within a
+        fill: [3], the colour of what lies outside the image.
+        interpolation: "nearest", or "bilinear": then the image fades into the fill colour within a
             pixel of its border, as in tensorflow-addons, while Pillow repeats the border there.
     """
     shape = tf.shape(images)
@@ -127,7 +135,7 @@ def affine(images, coefficients, fill=(0, 0, 0), interpolation="nearest"):
     y = tf.range(shape[1])[:, tf.newaxis]
 
     def positions(a, b, c):  # [B] each -> int32 [B, H, W]
-        fixed = tf.stack([a, b, c + (a + b) / 2.0]) * _ONE  # from the center of the first pixel
+        fixed = tf.stack([a, b, c + (a + b) / 2.0]) * _ONE  # from the centre of the first pixel
         a, b, c = tf.unstack(tf.cast(tf.floor(fixed + 0.5), tf.int32)[..., tf.newaxis, tf.newaxis])
         return a * x + b * y + c
 
@@ -143,7 +151,7 @@ def affine(images, coefficients, fill=(0, 0, 0), interpolation="nearest"):
 
 
 def _bilinear(images, rows, columns, fill):
-    """Interpolate at fixed-point `rows`, `columns`, whole numbers being pixel centers."""
+    """Interpolate at fixed-point `rows`, `columns`, whole numbers being pixel centres."""
     top, left = rows // _ONE, columns // _ONE
     down = tf.cast(rows % _ONE, tf.float32)[..., tf.newaxis] / _ONE  # [B, H, W, 1], 0..1
     right = tf.cast(columns % _ONE, tf.float32)[..., tf.newaxis] / _ONE
@@ -160,7 +168,7 @@ def _bilinear(images, rows, columns, fill):
 def shear_x(images, level, fill=(0, 0, 0)):
     """Shear horizontally: (x, y) shows what was at (x + level·y, y); `level` [B].
 
-    With Pillow's coordinates (see `affine`). tensorflow-addons shears about the center of the first
+    With Pillow's coordinates (see `affine`). tensorflow-addons shears about the centre of the first
     pixel, which differs by level / 2 pixels.
     """
     level = tf.cast(level, tf.float32)
@@ -194,7 +202,7 @@ def translate_y(images, pixels, fill=(0, 0, 0)):
 
 
 def rotate(images, degrees, fill=(0, 0, 0), interpolation="nearest"):
-    """Turn each image counter-clockwise about its center by `degrees` [B] (Image.rotate).
+    """Turn each image counter-clockwise about its centre by `degrees` [B] (Image.rotate).
 
     tensorflow-addons' rotate is the same in radians. See `affine` for the other arguments.
     """
@@ -215,12 +223,10 @@ def cutout(images, center_x, center_y, half_side, fill=(0, 0, 0)):
     lies outside the image is cut off (DeVries and Taylor 2017, arXiv 1708.04552).
     """
     shape = tf.shape(images)
-
-    def covered(count, center):  # -> bool [B, 1, 1, count]
-        offset = tf.cast(tf.range(count), tf.float32) - per_image(center, images)
-        half = per_image(half_side, images)
-        return (-half <= offset) & (offset < half)
-
-    columns = covered(shape[2], center_x)[:, 0, :, :, tf.newaxis]  # [B, 1, W, 1]
-    rows = covered(shape[1], center_y)[:, 0, 0, :, tf.newaxis, tf.newaxis]  # [B, H, 1, 1]
+    half = per_image(half_side, images)
+    x = tf.range(tf.cast(shape[2], tf.float32))[:, tf.newaxis] - per_image(center_x, images)
+    y = tf.range(tf.cast(shape[1], tf.float32))[:, tf.newaxis, tf.newaxis]
+    y -= per_image(center_y, images)
+    columns = (-half <= x) & (x < half)  # [B, 1, W, 1]
+    rows = (-half <= y) & (y < half)  # [B, H, 1, 1]
     return tf.where(rows & columns, tf.cast(fill, tf.float32), images)

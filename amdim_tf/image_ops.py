@@ -16,14 +16,17 @@ import tensorflow as tf
 # and the sum, fit into float32's 24 bits, so the conversion below is exact.
 _LUMA_WEIGHTS = (19595 / 65536, 38470 / 65536, 7471 / 65536)
 
-# Principal components of the colours of ImageNet, RGB scaled to 0..1 (Krizhevsky et al. 2012,
-# section 4.1): standard deviations along the components, and the components as columns.
-_PCA_DEVIATIONS = (0.2175, 0.0188, 0.0045)
-_PCA_COMPONENTS = (
+# Eigenvalues and eigenvectors (columns) of the colours of ImageNet, RGB scaled to 0..1, in the
+# values in common use (Krizhevsky et al. 2012, section 4.1).
+_PCA_EIGENVALUES = (0.2175, 0.0188, 0.0045)
+_PCA_EIGENVECTORS = (
     (-0.5675, 0.7192, 0.4009),
     (-0.5808, -0.0045, -0.8140),
     (-0.5836, -0.6948, 0.4203),
 )
+
+# The operations of `color_jitter`, as its argument `order` numbers them; brightness is 0.
+_CONTRAST, _SATURATION, _HUE = 1, 2, 3
 
 
 def per_image(parameter, images, dtype=tf.float32):
@@ -38,24 +41,25 @@ def per_image(parameter, images, dtype=tf.float32):
 
 
 def round_levels(values):
-    """Round half up to whole grey levels and clip to 0..255, as Pillow stores its results."""
-    return tf.clip_by_value(tf.floor(values + 0.5), 0.0, 255.0)
+    """The nearest whole grey levels, halves rounded up."""
+    return tf.floor(values + 0.5)
 
 
-def _clip(values):
+def clip_levels(values):
+    """Values below 0 and above 255 become 0 and 255."""
     return tf.clip_by_value(values, 0.0, 255.0)
 
 
 def _luma(images):
     """Pillow's grey level of each pixel, a whole number: [B, H, W, 1]."""
     weights = tf.constant(_LUMA_WEIGHTS)[:, tf.newaxis]  # [3, 1]
-    return tf.floor(tf.tensordot(images, weights, 1) + 0.5)
+    return round_levels(tf.tensordot(images, weights, 1))
 
 
 def _blend(target, images, factor):
     """ImageEnhance's rule: `target` at factor 0, the image at 1, beyond it above 1."""
     factor = per_image(factor, images)
-    return _clip(factor * images + (1.0 - factor) * target)
+    return clip_levels(factor * images + (1.0 - factor) * target)
 
 
 def brightness(images, factor):
@@ -66,7 +70,7 @@ def brightness(images, factor):
 def contrast(images, factor):
     """Blend with the image's mean grey by `factor` [B] (ImageEnhance.Contrast)."""
     mean = tf.reduce_mean(_luma(images), axis=[1, 2], keepdims=True)  # [B, 1, 1, 1]
-    return _blend(tf.floor(mean + 0.5), images, factor)
+    return _blend(round_levels(mean), images, factor)
 
 
 def color(images, factor):
@@ -77,22 +81,22 @@ def color(images, factor):
 def sharpness(images, factor):
     """Blend with a smoothed image by `factor` [B] (ImageEnhance.Sharpness).
 
-    The smoothing kernel is 3×3, weight 5 in the middle and 1 around it, over 13. Pillow leaves the
-    outermost rows and columns as they are.
+    The smoothing kernel is 3×3, weight 5 in the middle and 1 around it, over 13; the outermost rows
+    and columns stay as they are. The smoothed image is rounded, as in Pillow; tensorflow-addons
+    truncates it, so the two may differ by a level more.
     """
     neighbours = 9.0 * tf.nn.avg_pool2d(images, 3, 1, "VALID")  # [B, H - 2, W - 2, 3]
     inside = images[:, 1:-1, 1:-1]
-    change = tf.floor((neighbours + 4.0 * inside) / 13.0 + 0.5) - inside
+    change = round_levels((neighbours + 4.0 * inside) / 13.0) - inside
     smooth = images + tf.pad(change, [[0, 0], [1, 1], [1, 1], [0, 0]])
     return _blend(smooth, images, factor)
 
 
 def grayscale(images, apply=None):
     """Replace colours by their luma, in all images or where `apply` (bool [B]) is true."""
-    gray = tf.broadcast_to(_luma(images), tf.shape(images))
     if apply is None:
-        return gray
-    return tf.where(per_image(apply, images, tf.bool), gray, images)
+        return tf.broadcast_to(_luma(images), tf.shape(images))
+    return color(images, 1.0 - tf.cast(apply, tf.float32))  # faster than tf.where
 
 
 def _to_planes(images):
@@ -109,14 +113,13 @@ def _from_planes(planes, images):
 def _rotate_hue(planes, delta):
     """Turn the hue of [B, 3, N] by `delta` [B] turns, with HSV's saturation and value kept.
 
-    HSV in closed form: with maximum v and chroma c, each channel is v - c + c·ramp(hue), and the
-    three ramps are the same trapezoid, a third of a turn apart. Several times faster than
+    HSV in closed form: with v the highest channel and c the chroma, each channel is v - c·dip(hue),
+    and the three dips are the same trapezoid, a third of a turn apart. Three times as fast as
     tf.image.rgb_to_hsv and back.
     """
     red, green, blue = tf.unstack(planes, axis=1)  # [B, N] each
     highest = tf.maximum(tf.maximum(red, green), blue)
-    lowest = tf.minimum(tf.minimum(red, green), blue)
-    chroma = highest - lowest
+    chroma = highest - tf.minimum(tf.minimum(red, green), blue)
     scale = 1.0 / tf.maximum(chroma, 1e-6)  # a grey pixel has no hue: any value will do
     hue = tf.where(
         tf.equal(highest, red),
@@ -125,32 +128,31 @@ def _rotate_hue(planes, delta):
     )
     hue += 6.0 * delta[:, tf.newaxis]
     hue -= 6.0 * tf.floor(hue / 6.0)  # sixths of a turn, 0..6
-    ramps = [tf.abs(hue - 3.0) - 1.0, 2.0 - tf.abs(hue - 2.0), 2.0 - tf.abs(hue - 4.0)]
-    return tf.stack([lowest + chroma * tf.clip_by_value(ramp, 0.0, 1.0) for ramp in ramps], axis=1)
+    dips = [2.0 - tf.abs(hue - 3.0), tf.abs(hue - 2.0) - 1.0, tf.abs(hue - 4.0) - 1.0]
+    return tf.stack([highest - chroma * tf.clip_by_value(dip, 0.0, 1.0) for dip in dips], axis=1)
 
 
 def hue(images, delta):
     """Turn the hue by `delta` [B], in turns of the hue circle (-0.5..0.5), keeping S and V."""
-    delta = per_image(delta, images)[:, 0, 0, 0]
     return _from_planes(_rotate_hue(_to_planes(images), delta), images)
 
 
 def _jitter_slot(planes, factors, operation):
-    """Apply to each image of [B, 3, N] its `operation` [B]: 0 brightness, 1 contrast, 2 saturation.
+    """Change the brightness, contrast or saturation of [B, 3, N], as `operation` [B] says.
 
-    Any other operation leaves the image as it is. All three are factor·x + (1 - factor)·target
-    with a black, a constant or a grey target: an affine map of the colour, done by one matmul.
+    All three are factor·x + (1 - factor)·target, with a black, a uniform or a grey target: an
+    affine map of the colour, done by one matmul. Where the operation is hue, nothing changes.
     """
-    factor = tf.gather(factors, tf.minimum(operation, 2), batch_dims=1)  # [B]
-    factor = tf.where(operation < 3, factor, 1.0)
-    of_mean = tf.where(tf.equal(operation, 1), 1.0 - factor, 0.0)
-    of_gray = tf.where(tf.equal(operation, 2), 1.0 - factor, 0.0)
+    factor = tf.gather(factors, tf.minimum(operation, _SATURATION), batch_dims=1)  # [B]
+    factor = tf.where(tf.equal(operation, _HUE), 1.0, factor)
+    of_mean = tf.where(tf.equal(operation, _CONTRAST), 1.0 - factor, 0.0)
+    of_gray = tf.where(tf.equal(operation, _SATURATION), 1.0 - factor, 0.0)
     weights = tf.constant(_LUMA_WEIGHTS)
     matrix = (  # [B, 3, 3]
         factor[:, tf.newaxis, tf.newaxis] * tf.eye(3) + of_gray[:, tf.newaxis, tf.newaxis] * weights
     )
-    mean = tf.floor(tf.linalg.matvec(tf.reduce_mean(planes, axis=2), weights) + 0.5)  # [B]
-    return _clip(tf.matmul(matrix, planes) + (of_mean * mean)[:, tf.newaxis, tf.newaxis])
+    mean = round_levels(tf.linalg.matvec(tf.reduce_mean(planes, axis=2), weights))  # [B]
+    return clip_levels(tf.matmul(matrix, planes) + (of_mean * mean)[:, tf.newaxis, tf.newaxis])
 
 
 def color_jitter(images, factors, delta, order):
@@ -166,11 +168,9 @@ def color_jitter(images, factors, delta, order):
         delta: float32 [B], turns of the hue circle; 0 means no change.
         order: int32 [B, 4], a permutation of 0 brightness, 1 contrast, 2 saturation, 3 hue.
     """
-    nothing = 3
-    is_hue = tf.cast(tf.equal(order, 3), tf.int32)
-    before_hue = tf.equal(tf.cumsum(is_hue, axis=1), 0)  # [B, 4]
-    first = tf.where(before_hue, order, nothing)
-    second = tf.where(before_hue, nothing, order)
+    before_hue = tf.equal(tf.cumsum(tf.cast(tf.equal(order, _HUE), tf.int32), axis=1), 0)  # [B, 4]
+    first = tf.where(before_hue, order, _HUE)  # hue in a slot: nothing to do there
+    second = tf.where(before_hue, _HUE, order)
     planes = _to_planes(images)  # [B, 3, H·W]
     for slot in (0, 1, 2):
         planes = _jitter_slot(planes, factors, first[:, slot])
@@ -185,11 +185,12 @@ def pca_lighting(images, alphas):
 
     Args:
         images: float32 [B, H, W, 3], 0..255.
-        alphas: float32 [B, 3], how many standard deviations along each component.
+        alphas: float32 [B, 3], how far to go along each component, in units of its eigenvalue;
+            AlexNet draws them with mean 0 and standard deviation 0.1.
     """
-    deviations = 255.0 * tf.constant(_PCA_DEVIATIONS)
-    colors = tf.linalg.matvec(tf.constant(_PCA_COMPONENTS), alphas * deviations)  # [B, 3]
-    return _clip(images + colors[:, tf.newaxis, tf.newaxis, :])
+    steps = 255.0 * alphas * tf.constant(_PCA_EIGENVALUES)
+    added = tf.linalg.matvec(tf.constant(_PCA_EIGENVECTORS), steps)  # [B, 3]
+    return clip_levels(images + added[:, tf.newaxis, tf.newaxis, :])
 
 
 def invert(images):
@@ -200,11 +201,12 @@ def invert(images):
 def solarize(images, threshold):
     """Invert the levels at or above `threshold` [B] (ImageOps.solarize)."""
     levels = round_levels(images)
-    return tf.where(levels < per_image(threshold, images), levels, 255.0 - levels)
+    inverted = tf.cast(levels >= per_image(threshold, images), tf.float32)  # 0 or 1
+    return tf.abs(255.0 * inverted - levels)  # three times as fast as tf.where
 
 
 def posterize(images, bits):
-    """Keep the highest `bits` (int32 [B], 0..8) of the eight bits of each level."""
+    """Keep the highest `bits` (int32 [B], 0..8) of each level's eight bits (ImageOps.posterize)."""
     levels = tf.cast(round_levels(images), tf.int32)
     dropped = 8 - per_image(bits, images, tf.int32)
     kept = tf.bitwise.left_shift(tf.bitwise.right_shift(levels, dropped), dropped)
@@ -216,8 +218,10 @@ def autocontrast(images):
     levels = round_levels(images)
     low = tf.reduce_min(levels, axis=[1, 2], keepdims=True)  # [B, 1, 1, 3]
     span = tf.reduce_max(levels, axis=[1, 2], keepdims=True) - low
-    stretched = tf.floor((levels - low) * 255.0 / tf.maximum(span, 1.0))
-    return tf.where(span > 0.0, stretched, levels)
+    uniform = tf.equal(span, 0.0)  # such a channel stays as it is
+    low = tf.where(uniform, 0.0, low)
+    span = tf.where(uniform, 255.0, span)
+    return tf.floor((levels - low) * 255.0 / span)
 
 
 def equalize(images):

@@ -1,0 +1,173 @@
+"""Command-line flags that make a Config, and the frame in which every program runs.
+
+TensorFlow is not imported here: help and mistakes in the flags are answered at once.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+from absl import app, flags
+
+from amdim_tf import config as config_lib
+from amdim_tf.config import SETTINGS, Config
+from amdim_tf.errors import UserError
+
+FLAGS = flags.FLAGS
+
+
+class _ListParser(flags.ArgumentParser):
+    """Values with commas between them, such as 0.3,1.0."""
+
+    def __init__(self, item: Callable[[str], Any], description: str):
+        self._item = item
+        self._description = description
+
+    def parse(self, argument):
+        """A tuple of the items; an empty text is an empty tuple."""
+        if isinstance(argument, tuple):
+            return argument
+        try:
+            parts = [part.strip() for part in argument.split(",")] if argument.strip() else []
+            return tuple(self._item(part) for part in parts)
+        except ValueError:
+            raise ValueError(f"expected {self._description} with commas between them") from None
+
+    def flag_type(self):
+        """Shown in the help."""
+        return self._description
+
+
+def define_config_flags() -> None:
+    """One flag per setting. Their default is None, which means: not given on the command line."""
+    for name, (_, field) in SETTINGS.items():
+        default = getattr(_section_of(name), name)
+        shown = ",".join(map(str, default)) if isinstance(default, tuple) else default
+        text = f"{field.metadata['help']} (default: {shown})"
+        if name in _DATASET_DEPENDENT:
+            text = f"{field.metadata['help']} (default: the data set's)"
+        if "choices" in field.metadata and field.type == "str":
+            text += " One of: " + ", ".join(field.metadata["choices"]) + "."
+        if field.type == "tuple[float, ...]":
+            flags.DEFINE(_ListParser(float, "numbers"), name, None, text)
+        elif field.type == "tuple[str, ...]":
+            flags.DEFINE(_ListParser(str, "names"), name, None, text)
+        else:
+            define = {
+                "int": flags.DEFINE_integer,
+                "float": flags.DEFINE_float,
+                "bool": flags.DEFINE_bool,
+                "str": flags.DEFINE_string,
+            }[field.type]
+            define(name, None, text)
+
+
+_DATASET_DEPENDENT = {name for values in config_lib.DATASET_DEFAULTS.values() for name in values}
+
+
+def _section_of(name: str):
+    return getattr(Config(), SETTINGS[name][0])
+
+
+def given_settings() -> dict[str, Any]:
+    """The settings that the command line or a flag file gives."""
+    return {name: FLAGS[name].value for name in SETTINGS if FLAGS[name].value is not None}
+
+
+def training_config(model_dir: str) -> Config:
+    """The settings of a run: those saved in model_dir, if it has been started, or the flags'.
+
+    Raises:
+        UserError: where a flag contradicts a saved setting that cannot change in mid-run.
+    """
+    given = given_settings()
+    path = config_lib.path_in(model_dir)
+    if not path.exists():
+        return config_lib.make(given)
+    saved, _ = config_lib.load(path)
+    before = config_lib.settings_of(saved)
+    config = config_lib.update(saved, given)
+    after = config_lib.settings_of(config)
+    changed = [
+        f"--{name}={_shown(after[name])} (there: {_shown(before[name])})"
+        for name, (_, field) in SETTINGS.items()
+        if after[name] != before[name] and not field.metadata.get("changeable")
+    ]
+    if changed:
+        raise UserError(
+            f"--model_dir: {model_dir} holds a run with other settings: {'; '.join(changed)}. "
+            "Use another --model_dir, or leave these flags out to go on with that run."
+        )
+    return config
+
+
+def _shown(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def require(name: str, meaning: str) -> str:
+    """The value of a flag that must be given."""
+    value = FLAGS[name].value
+    if not value:
+        raise UserError(f"--{name}: expected {meaning}. Received: nothing.")
+    return value
+
+
+def import_tensorflow_quietly() -> None:
+    """Imports TensorFlow without the notes on CPU kernels that it prints on every start.
+
+    TF_CPP_MIN_LOG_LEVEL does not reach these lines (TensorFlow issue 100442), so they are taken out
+    of standard error; every other line, and every warning or error, is passed on.
+    """
+    saved = os.dup(2)
+    with tempfile.TemporaryFile() as notes:
+        os.dup2(notes.fileno(), 2)
+        try:
+            import tensorflow as tf
+
+            tf.config.list_physical_devices()
+        finally:
+            os.dup2(saved, 2)
+            os.close(saved)
+            notes.seek(0)
+            for line in notes.read().decode(errors="replace").splitlines():
+                if not _STARTUP_NOTE.search(line):
+                    print(line, file=sys.stderr)
+
+
+# Information lines, and the search for a CUDA driver that fails wherever there is no GPU.
+_STARTUP_NOTE = re.compile(r"^I\d{4} |absl::InitializeLog|^To enable the following instructions")
+if not os.path.exists("/proc/driver/nvidia"):
+    _STARTUP_NOTE = re.compile(_STARTUP_NOTE.pattern + r"|failed call to cuInit")
+
+
+def run(main: Callable[[], None]) -> None:
+    """Parses the command line, runs `main`, and turns a UserError into one line and exit code 2."""
+
+    def parse(argv):
+        try:
+            rest = FLAGS(argv)
+        except flags.Error as error:
+            sys.exit(_error_line(error))
+        if len(rest) > 1:
+            sys.exit(_error_line(f"expected flags only. Received: {' '.join(rest[1:])}"))
+        return rest
+
+    def guarded_main(_):
+        try:
+            main()
+        except UserError as error:
+            sys.exit(_error_line(error))
+
+    app.run(guarded_main, flags_parser=parse)
+
+
+def _error_line(error) -> int:
+    """Prints an error as one line and returns the exit code."""
+    print("error: " + " ".join(str(error).split()), file=sys.stderr)
+    return 2

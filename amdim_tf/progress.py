@@ -1,0 +1,73 @@
+"""Progress for people: a bar on a terminal, plain lines in a log file."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import tqdm
+
+
+class Progress:
+    """Counts up to a total and shows a few figures beside the count.
+
+    Args:
+        total: when it is done.
+        label: what is being done, in a word or two.
+        unit: what is counted.
+        start: where counting starts, for work that goes on from an earlier run.
+        line_seconds: without a terminal, the least time between two lines.
+    """
+
+    def __init__(self, total: int, label: str, unit: str, start: int = 0, line_seconds=30.0):
+        self._total, self._label, self._unit = total, label, unit
+        self._start, self._done = start, start
+        self._began = self._shown = time.monotonic()
+        self._line_seconds = line_seconds
+        self._figures = ""
+        self._bar = None
+        if sys.stderr.isatty():
+            self._bar = tqdm.tqdm(
+                total=total, initial=start, desc=label, unit=unit, dynamic_ncols=True,
+                bar_format="{desc} {n_fmt}/{total_fmt} |{bar:10}| {postfix} {remaining} left",
+            )  # fmt: skip
+
+    def advance(self, count: int = 1) -> None:
+        """Counts on; without a terminal, prints a line now and then."""
+        self._done += count
+        if self._bar is not None:
+            self._bar.update(count)
+        elif time.monotonic() - self._shown >= self._line_seconds:
+            self._print_line()
+
+    def show(self, figures: str) -> None:
+        """Replaces the figures beside the count."""
+        self._figures = figures
+        if self._bar is not None:
+            self._bar.set_postfix_str(figures, refresh=False)
+
+    def close(self) -> None:
+        """Ends the bar, or prints the last line."""
+        if self._bar is not None:
+            self._bar.close()
+        elif self._done > self._start:
+            self._print_line()
+
+    def __enter__(self) -> Progress:
+        """For `with`: closes at the end."""
+        return self
+
+    def __exit__(self, *_) -> None:
+        """Closes the bar."""
+        self.close()
+
+    def _print_line(self) -> None:
+        self._shown = time.monotonic()
+        pace = (self._shown - self._began) / max(self._done - self._start, 1)
+        left = int(pace * (self._total - self._done))
+        print(
+            f"{self._label} {self._done}/{self._total} {self._unit}s {self._figures} "
+            f"{left // 60:02d}:{left % 60:02d} left",
+            file=sys.stderr,
+            flush=True,
+        )

@@ -1,0 +1,103 @@
+"""What a run writes for people: metrics.csv and TensorBoard logs."""
+
+from __future__ import annotations
+
+import csv
+import math
+import pathlib
+
+import numpy as np
+import tensorflow as tf
+
+
+def average(window: list[dict[str, tf.Tensor]]) -> dict[str, float]:
+    """Means of each logged figure over some steps.
+
+    Counts of correct answers become accuracies: correct / labelled over all steps together, NaN
+    where no image was labelled.
+    """
+    columns = {name: np.array([float(logs[name]) for logs in window]) for name in window[0]}
+    labelled = columns.pop("labelled", np.zeros(1)).sum()
+    means = {}
+    for name, values in columns.items():
+        if name.endswith("_correct"):
+            accuracy = values.sum() / labelled if labelled else math.nan
+            means[name.replace("_correct", "_accuracy")] = float(accuracy)
+        else:
+            means[name] = float(values.mean())
+    return means
+
+
+class MetricsLog:
+    """Rows of metrics.csv and the same figures as TensorBoard scalars.
+
+    Args:
+        model_dir: the run's directory.
+        step: where the run stands; rows of later steps, left by a run that stopped after its last
+            checkpoint, are dropped, since these steps are about to be made again.
+    """
+
+    def __init__(self, model_dir, step: int):
+        self._path = pathlib.Path(model_dir) / "metrics.csv"
+        self._writer = tf.summary.create_file_writer(str(pathlib.Path(model_dir) / "logs"))
+        self._names: list[str] = []
+        self._seconds = 0.0
+        if self._path.exists():
+            self._keep_rows_up_to(step)
+
+    def _keep_rows_up_to(self, step: int) -> None:
+        with self._path.open(newline="") as file:
+            rows = csv.DictReader(file)
+            kept = [row for row in rows if _is_number(row.get("step")) and int(row["step"]) <= step]
+            self._names = list(rows.fieldnames or [])
+        aside = self._path.with_name("metrics.csv.partial")
+        with aside.open("w", newline="") as file:
+            writer = csv.DictWriter(file, self._names, extrasaction="ignore")
+            writer.writeheader()
+            writer.writerows(kept)
+        aside.replace(self._path)
+        if kept:
+            self._seconds = float(kept[-1]["seconds"])
+
+    def write(self, step: int, figures: dict[str, float], seconds: float) -> None:
+        """Adds one row; `seconds` is the training time since the row before."""
+        self._seconds += seconds
+        figures = {"seconds": self._seconds, **figures}
+        if not self._names:
+            self._names = ["step", *figures]
+            with self._path.open("w", newline="") as file:
+                csv.DictWriter(file, self._names).writeheader()
+        with self._path.open("a", newline="") as file:
+            row = {name: f"{value:.6g}" for name, value in figures.items()}
+            csv.DictWriter(file, self._names, extrasaction="ignore").writerow(
+                {"step": step, **row}
+            )
+        with self._writer.as_default(step=step):
+            for name, value in figures.items():
+                tf.summary.scalar(name, value)
+        self._writer.flush()
+
+    def write_views(self, step: int, view1, view2) -> None:
+        """Shows pairs of views as the model sees them: uint8 [n, S, S, 3] each, side by side."""
+        pairs = tf.concat([view1, view2], axis=2)  # [n, S, 2S, 3]
+        with self._writer.as_default(step=step):
+            tf.summary.image("views", pairs_grid(pairs)[None])
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Flushes and closes the TensorBoard log."""
+        self._writer.close()
+
+
+def _is_number(text: str | None) -> bool:
+    return text is not None and text.isdigit()
+
+
+def pairs_grid(pairs, columns: int = 4):
+    """Images [n, H, W, 3] in rows of `columns`, with a thin white line between: [H', W', 3]."""
+    count, height, width, _ = pairs.shape
+    framed = tf.pad(pairs, [[0, 0], [1, 1], [1, 1], [0, 0]], constant_values=255)
+    rows = count // columns
+    grid = tf.reshape(framed[: rows * columns], [rows, columns, height + 2, width + 2, 3])
+    grid = tf.transpose(grid, [0, 2, 1, 3, 4])  # [rows, H + 2, columns, W + 2, 3]
+    return tf.reshape(grid, [rows * (height + 2), columns * (width + 2), 3])

@@ -1,0 +1,30 @@
+"""Trains an encoder without labels.
+
+Usage:
+    python -m amdim_tf.train --flagfile=configs/quickstart.cfg --model_dir=runs/quickstart
+
+Every setting is a flag; a flag file holds one --name=value per line, and a later flag wins. The
+same command goes on with a run that was stopped. MODEL_DIR gets config.json, checkpoints/, logs/
+(for TensorBoard) and metrics.csv.
+"""
+
+from absl import flags
+
+from amdim_tf import cli_flags
+
+cli_flags.define_config_flags()
+flags.DEFINE_string("model_dir", None, "Directory of the run; it is made if need be.")
+
+
+def main() -> None:
+    """Reads the flags and trains."""
+    model_dir = cli_flags.require("model_dir", "a directory for the run's files")
+    config = cli_flags.training_config(model_dir)
+    cli_flags.import_tensorflow_quietly()
+    from amdim_tf import training_loop
+
+    training_loop.train(config, model_dir)
+
+
+if __name__ == "__main__":
+    cli_flags.run(main)

@@ -1,0 +1,103 @@
+"""train(config, model_dir): from settings to a trained model on disk."""
+
+from __future__ import annotations
+
+import math
+import pathlib
+import time
+
+import tensorflow as tf
+
+from amdim_tf import checkpoints, input_pipeline, sources, views
+from amdim_tf import config as config_lib
+from amdim_tf.config import Config
+from amdim_tf.errors import UserError
+from amdim_tf.model import AMDIM
+from amdim_tf.optimizer import make_optimizer
+from amdim_tf.progress import Progress
+from amdim_tf.summaries import MetricsLog, average
+
+_SHOWN_PAIRS = 16
+
+
+def train(config: Config, model_dir) -> AMDIM:
+    """Trains until the configured number of steps, from the newest checkpoint if there is one.
+
+    Args:
+        config: the run's settings.
+        model_dir: directory for config.json, checkpoints/, logs/ and metrics.csv.
+
+    Returns:
+        The trained model.
+    """
+    source = sources.load(config.data, "train")
+    per_epoch = input_pipeline.steps_per_epoch(source, config.training.batch_size)
+    total = config.training.train_steps or math.ceil(config.training.epochs * per_epoch)
+    _write_config(config, model_dir, source)
+    model = compiled_model(config, len(source.class_names), per_epoch)
+    saved = checkpoints.Checkpoints(model_dir, model, config.training.checkpoints_kept)
+    step = saved.restore_latest() or 0
+    if step >= total:
+        print(f"{model_dir}: already trained for {step} of {total} steps.")
+        return model
+    print(
+        f"Training on {len(source)} images of {config.data.dataset}, steps {step} to {total} "
+        f"({per_epoch} make an epoch); {model.count_params():,} parameters."
+    )
+    batches = input_pipeline.training_batches(source, config, step, total)
+    _run_steps(model, batches, config, saved, MetricsLog(model_dir, step), step, total)
+    return model
+
+
+def compiled_model(config: Config, classes: int, per_epoch: int) -> AMDIM:
+    """A fresh model with its optimizer, every variable of both in place."""
+    model = checkpoints.build_model(config, classes)
+    optimizer = make_optimizer(config.optimizer, per_epoch)
+    optimizer.build(model.trained_variables())
+    model.compile(optimizer=optimizer, jit_compile=False)
+    return model
+
+
+def _write_config(config: Config, model_dir, source: sources.Source) -> None:
+    path = config_lib.path_in(model_dir)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        config_lib.save(config, path, {"classes": list(source.class_names)})
+    except OSError as error:
+        raise UserError(
+            f"--model_dir: expected a directory that can be written. Received: {model_dir} "
+            f"({error.strerror})."
+        ) from None
+
+
+def _run_steps(model, batches, config, saved, log, first_step, total) -> None:
+    """Steps, with rows of figures and checkpoints in between."""
+    train_step = tf.function(model.train_step)
+    training = config.training
+    window, window_began = [], time.monotonic()
+    with Progress(total, "train", "step", start=first_step) as progress:
+        for step, batch in enumerate(batches, start=first_step + 1):
+            if step == first_step + 1:
+                pairs = [batch[view][:_SHOWN_PAIRS] for view in ("view1", "view2")]
+                log.write_views(step, *(views.denormalize(config.views, pair) for pair in pairs))
+            window.append(train_step(batch))
+            progress.advance()
+            if step % training.log_steps == 0 or step == total:
+                figures = average(window)
+                seconds = time.monotonic() - window_began
+                figures["images_per_second"] = len(window) * training.batch_size / seconds
+                log.write(step, figures, seconds)
+                progress.show(_figures_line(figures))
+                window, window_began = [], time.monotonic()
+            if step % training.checkpoint_steps == 0 or step == total:
+                saved.save(step)
+    log.close()
+
+
+def _figures_line(figures: dict[str, float]) -> str:
+    """Loss per task, online accuracies and speed, in few characters."""
+    parts = [f"{name[5:]} {figures[name]:.2f}" for name in figures if name.startswith("loss_")]
+    for name in ("linear", "mlp"):
+        if not math.isnan(figures.get(f"{name}_accuracy", math.nan)):
+            parts.append(f"{name} {100 * figures[f'{name}_accuracy']:.0f}%")
+    return " ".join([*parts, f"{figures['images_per_second']:.0f} images/s"])

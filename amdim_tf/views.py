@@ -1,0 +1,214 @@
+"""From images to normalized views: the two augmented ones, and the one used for evaluation.
+
+Randomness and pixels are kept apart. `draw_view` makes one row of random parameters per image, a
+function of (seed, step, view, row) alone; `augment` applies the rows to a whole batch of images. So
+a view can be rebuilt at any time, and a worker that handles some rows of a batch draws all of them
+and keeps its own.
+"""
+
+from __future__ import annotations
+
+import math
+import typing
+
+import tensorflow as tf
+
+from amdim_tf import geometry_ops, image_ops
+from amdim_tf.config import ViewConfig
+
+_CROP_ATTEMPTS = 10
+
+
+class ViewParameters(typing.NamedTuple):
+    """Random parameters of one view, a row per image."""
+
+    shift: tf.Tensor  # int32 [B, 2]: dx, dy in pixels
+    crop: tf.Tensor  # [B, attempts, 4] uniform numbers: area, ratio, top, left
+    factors: tf.Tensor  # [B, 3]: brightness, contrast, saturation; 1 is no change
+    hue: tf.Tensor  # [B]: turns of the hue circle; 0 is no change
+    order: tf.Tensor  # int32 [B, 4]: the order of those four changes
+    grayscale: tf.Tensor  # bool [B]
+    lighting: tf.Tensor  # [B, 3]
+
+
+def _draw(distribution, seed, step, view, name: str, shape):
+    """Random numbers [B, ...] that are a function of the arguments alone."""
+    number = view * len(ViewParameters._fields) * 2 + _DRAWS.index(name)
+    key = tf.random.experimental.stateless_fold_in([seed, number], step)
+    return distribution(shape, key)
+
+
+_DRAWS = ("flip", "moved", "shift", "crop", "jittered", "changes", "order", "grayscale", "lighting")
+
+
+def draw_flip(config: ViewConfig, seed, step, batch):
+    """Whether each image is mirrored, bool [B]: one draw for both views (paper section 3.4)."""
+    return _draw(tf.random.stateless_uniform, seed, step, 0, "flip", [batch]) < config.flip
+
+
+def draw_view(config: ViewConfig, seed, step, view: int, batch) -> ViewParameters:
+    """Parameters of view 1 or 2 of every image in a step's global batch.
+
+    Args:
+        config: the recipe.
+        seed: of the run.
+        step: scalar.
+        view: 1 or 2; the two are independent.
+        batch: B, images in the global batch.
+    """
+
+    def uniform(name, *shape):
+        return _draw(tf.random.stateless_uniform, seed, step, view, name, [batch, *shape])
+
+    moved = uniform("moved", 1) < config.translate_probability  # [B, 1]
+    shift = tf.floor(uniform("shift", 2) * (2 * config.translate + 1)) - config.translate  # [B, 2]
+    jittered = uniform("jittered", 1) < config.jitter_probability  # [B, 1]
+    # Each change is within ±strength, around a factor of 1 or a turn of 0.
+    changes = (uniform("changes", 4) * 2 - 1) * tf.constant(config.jitter)  # [B, 4]
+    changes = tf.where(jittered, changes, 0.0)
+    normal = _draw(tf.random.stateless_normal, seed, step, view, "lighting", [batch, 3])
+    return ViewParameters(
+        shift=tf.cast(tf.where(moved, shift, 0.0), tf.int32),
+        crop=uniform("crop", _CROP_ATTEMPTS, 4),
+        factors=1 + changes[:, :3],
+        hue=changes[:, 3],
+        order=tf.argsort(uniform("order", 4), axis=1),
+        grayscale=uniform("grayscale") < config.grayscale,
+        lighting=normal * config.lighting,
+    )
+
+
+def crop_boxes(config: ViewConfig, uniform, height, width):
+    """Random resized crops: the first of several draws that fits into the image.
+
+    The rule is torchvision's RandomResizedCrop, which the reference uses: an area within
+    crop_scale, a ratio log-uniform within crop_ratio, and, where no draw fits, the largest centred
+    crop of an allowed ratio.
+
+    Args:
+        config: the recipe.
+        uniform: [B, attempts, 4].
+        height, width: of the images, scalars or [B].
+
+    Returns:
+        [B, 4]: top, left, height, width in whole pixels.
+    """
+    height, width = (
+        tf.broadcast_to(tf.cast(side, tf.float32), tf.shape(uniform)[:1])[:, None]  # [B, 1]
+        for side in (height, width)
+    )
+    (low, high), ratios = config.crop_scale, config.crop_ratio
+    area = height * width * (low + (high - low) * uniform[..., 0])  # [B, attempts]
+    log_low, log_high = math.log(ratios[0]), math.log(ratios[1])
+    ratio = tf.exp(log_low + (log_high - log_low) * uniform[..., 1])  # [B, attempts]
+    box_width, box_height = tf.round(tf.sqrt(area * ratio)), tf.round(tf.sqrt(area / ratio))
+    fits = (box_width >= 1) & (box_width <= width) & (box_height >= 1) & (box_height <= height)
+    top = tf.floor(uniform[..., 2] * (height - box_height + 1))
+    left = tf.floor(uniform[..., 3] * (width - box_width + 1))
+    boxes = tf.stack([top, left, box_height, box_width], axis=-1)  # [B, attempts, 4]
+    first = tf.argmax(tf.cast(fits, tf.int32), axis=1)  # [B]
+    chosen = tf.gather(boxes, first, axis=1, batch_dims=1)  # [B, 4]
+    centred_height = tf.minimum(height, tf.round(width / ratios[0]))  # [B, 1]
+    centred_width = tf.minimum(width, tf.round(height * ratios[1]))
+    centred = tf.concat(
+        [
+            tf.floor((height - centred_height) / 2),
+            tf.floor((width - centred_width) / 2),
+            centred_height,
+            centred_width,
+        ],
+        axis=1,
+    )
+    return tf.where(tf.reduce_any(fits, axis=1, keepdims=True), chosen, centred)
+
+
+def augment(config: ViewConfig, images, parameters: ViewParameters, image_size: int):
+    """One view of each image, not yet normalized.
+
+    Args:
+        config: the recipe.
+        images: float32 [B, H, W, 3], 0..255.
+        parameters: B rows.
+        image_size: side of the view.
+
+    Returns:
+        float32 [B, image_size, image_size, 3], 0..255.
+    """
+    if config.crop_scale[1] > 0:
+        boxes = crop_boxes(config, parameters.crop, tf.shape(images)[1], tf.shape(images)[2])
+        images = geometry_ops.crop_and_resize(images, boxes, image_size)
+    else:
+        images = evaluation_crop(config, images, image_size)
+        if config.translate:
+            shift = parameters.shift
+            images = geometry_ops.reflect_translate(images, shift[:, 0], shift[:, 1])
+    if any(config.jitter) and config.jitter_probability > 0:
+        images = image_ops.color_jitter(
+            images, parameters.factors, parameters.hue, parameters.order
+        )
+    if config.lighting:
+        images = image_ops.pca_lighting(images, parameters.lighting)
+    if config.grayscale:
+        images = image_ops.grayscale(images, parameters.grayscale)
+    return images
+
+
+def two_views(config: ViewConfig, images, image_size: int, seed, step, rows: slice, batch: int):
+    """Both normalized views of some rows of a step's batch (paper section 3.4).
+
+    Args:
+        config: the recipe.
+        images: uint8 [b, H, W, 3], the images of these rows.
+        image_size: side of the views.
+        seed, step: of the run.
+        rows: which rows of the global batch the images are.
+        batch: B, images in the global batch.
+
+    Returns:
+        Two tensors float32 [b, image_size, image_size, 3].
+    """
+    if config.augmentation == "none":
+        view = evaluation_view(config, images, image_size)
+        return view, view
+    images = tf.cast(images, tf.float32)
+    flipped = geometry_ops.flip_left_right(images, draw_flip(config, seed, step, batch)[rows])
+    views = []
+    for view in (1, 2):
+        parameters = draw_view(config, seed, step, view, batch)
+        parameters = ViewParameters(*(values[rows] for values in parameters))
+        views.append(normalize(config, augment(config, flipped, parameters, image_size)))
+    return tuple(views)
+
+
+def evaluation_crop(config: ViewConfig, images, image_size: int):
+    """The centre of each image, as if its shorter side were resized to evaluation_resize first.
+
+    Args:
+        config: the recipe.
+        images: float32 [B, H, W, 3], 0..255.
+        image_size: side of the result.
+    """
+    height, width = images.shape[1], images.shape[2]
+    if height == width == image_size == config.evaluation_resize:
+        return images
+    shape = tf.cast(tf.shape(images), tf.float32)
+    side = tf.minimum(shape[1], shape[2]) * (image_size / config.evaluation_resize)
+    box = tf.stack([(shape[1] - side) / 2, (shape[2] - side) / 2, side, side])  # [4]
+    boxes = tf.tile(box[None], [tf.shape(images)[0], 1])  # [B, 4]
+    return geometry_ops.crop_and_resize(images, boxes, image_size)
+
+
+def evaluation_view(config: ViewConfig, images, image_size: int):
+    """The normalized view used outside training. uint8 [B, H, W, 3] -> [B, S, S, 3]."""
+    return normalize(config, evaluation_crop(config, tf.cast(images, tf.float32), image_size))
+
+
+def normalize(config: ViewConfig, images):
+    """(x − mean) / std for each colour."""
+    return (images - tf.constant(config.mean)) / tf.constant(config.std)
+
+
+def denormalize(config: ViewConfig, views):
+    """uint8 images of normalized views, for people to look at."""
+    pixels = views * tf.constant(config.std) + tf.constant(config.mean)
+    return tf.cast(image_ops.round_levels(pixels), tf.uint8)
