@@ -146,21 +146,27 @@ if not os.path.exists("/proc/driver/nvidia"):
     _STARTUP_NOTE = re.compile(_STARTUP_NOTE.pattern + r"|failed call to cuInit")
 
 
-def run(main: Callable[[], None]) -> None:
-    """Parses the command line, runs `main`, and turns a UserError into one line and exit code 2."""
+def run(main: Callable[..., None], words: int = 0) -> None:
+    """Parses the command line, runs `main`, and turns a UserError into one line and exit code 2.
+
+    Args:
+        main: the program; it gets the words beside the flags as arguments.
+        words: how many words beside flags the program takes.
+    """
 
     def parse(argv):
         try:
-            rest = FLAGS(argv)
+            program, *rest = FLAGS(argv)
         except flags.Error as error:
             sys.exit(_error_line(error))
-        if len(rest) > 1:
-            sys.exit(_error_line(f"expected flags only. Received: {' '.join(rest[1:])}"))
-        return rest
+        if len(rest) != words:
+            expected = f"{words} word(s) beside the flags" if words else "flags only"
+            sys.exit(_error_line(f"expected {expected}. Received: {' '.join(rest) or 'none'}."))
+        return [program, *rest]
 
-    def guarded_main(_):
+    def guarded_main(argv):
         try:
-            main()
+            main(*argv[1:])
         except UserError as error:
             sys.exit(_error_line(error))
 

@@ -121,9 +121,7 @@ class ModelConfig:
     score_clip: float = _setting(
         20.0, "Soft limit c of the scores, c·tanh(s/c); 0: no clipping.", minimum=0
     )
-    score_regularization: float = _setting(
-        4e-2, "Weight λ of the mean squared score.", minimum=0
-    )
+    score_regularization: float = _setting(4e-2, "Weight λ of the mean squared score.", minimum=0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,9 +153,7 @@ class TrainingConfig:
         0, "Steps to train; 0: as many as --epochs makes.", minimum=0, changeable=True
     )
     seed: int = _setting(0, "Seed of weights, order, views and dropout.", minimum=0)
-    checkpoint_steps: int = _setting(
-        1000, "Steps between checkpoints.", minimum=1, changeable=True
-    )
+    checkpoint_steps: int = _setting(1000, "Steps between checkpoints.", minimum=1, changeable=True)
     checkpoints_kept: int = _setting(
         3, "How many of the newest checkpoints stay.", minimum=1, changeable=True
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import keras
 import tensorflow as tf
 
-from amdim_tf.blocks import BatchNorm, convolution, fan_in_uniform
+from amdim_tf.blocks import BatchNorm, Convolution, convolution, fan_in_uniform
 
 
 @keras.saving.register_keras_serializable("amdim_tf")
@@ -49,7 +49,7 @@ class Embedding(keras.layers.Layer):
         if self.norm_hidden is not None:
             self.norm_hidden.build(hidden_shape)
         self.conv2.build(hidden_shape)
-        self.shortcut = keras.layers.Conv2D(
+        self.shortcut = Convolution(
             self.n_rkhs,
             1,
             kernel_initializer=NearIdentity(),

@@ -5,13 +5,13 @@ from __future__ import annotations
 import keras
 import tensorflow as tf
 
-from amdim_tf.blocks import BatchNorm, ResidualBlock, ResidualLayer, fan_in_uniform
+from amdim_tf.blocks import BatchNorm, Convolution, ResidualBlock, ResidualLayer, fan_in_uniform
 from amdim_tf.config import ENCODER_SIZES, top_channels
 
 
 def _stem_convolution(filters, kernel_size, strides, channels, name):
     """A convolution with bias and ReLU on `channels` inputs."""
-    return keras.layers.Conv2D(
+    return Convolution(
         filters,
         kernel_size,
         strides,
@@ -105,7 +105,7 @@ class Encoder(keras.layers.Layer):
         maps = {}
         hidden = images
         for stage in self.stages:
-            if isinstance(stage, keras.layers.Conv2D):
+            if isinstance(stage, Convolution):
                 hidden = stage(hidden)
             else:
                 hidden = stage(hidden, training=training, groups=groups)

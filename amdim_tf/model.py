@@ -126,9 +126,7 @@ class AMDIM(keras.Model):
     def _classifier_losses(self, f1, labels, step):
         """Loss and logs of both classifiers on both views. f1: [2B, D]; labels: [B]."""
         labels = tf.concat([labels, labels], axis=0)  # [2B]
-        noise = self.draw(
-            [f1.shape[0], self.settings.n_rkhs + self.mlp.hidden], step, _DROPOUT_KEY
-        )
+        noise = self.draw([f1.shape[0], self.settings.n_rkhs + self.mlp.hidden], step, _DROPOUT_KEY)
         total, logs = 0.0, {}
         for name, logits in self.classify(f1, noise, training=True).items():
             loss, correct, labelled = classification_loss(logits, labels)

@@ -49,7 +49,8 @@ class CoupledAdam(keras.optimizers.Optimizer):
 
     Keras' own Adam decouples weight decay and adds epsilon before the bias correction of the
     second moment; the reference does neither. One fused kernel updates a variable in one pass:
-    with c2 = 1 − β2^t, lr·sqrt(c2)/c1 · m / (sqrt(v) + ε·sqrt(c2)) = lr · (m/c1) / (sqrt(v/c2) + ε).
+    with c1 = 1 − β1^t and c2 = 1 − β2^t, lr · (m/c1) / (sqrt(v/c2) + ε) equals
+    (lr·sqrt(c2)/c1) · m / (sqrt(v) + ε·sqrt(c2)), which is what the kernel computes.
 
     Args:
         learning_rate: number or schedule.

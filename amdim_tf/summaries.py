@@ -69,19 +69,17 @@ class MetricsLog:
                 csv.DictWriter(file, self._names).writeheader()
         with self._path.open("a", newline="") as file:
             row = {name: f"{value:.6g}" for name, value in figures.items()}
-            csv.DictWriter(file, self._names, extrasaction="ignore").writerow(
-                {"step": step, **row}
-            )
+            csv.DictWriter(file, self._names, extrasaction="ignore").writerow({"step": step, **row})
         with self._writer.as_default(step=step):
             for name, value in figures.items():
                 tf.summary.scalar(name, value)
         self._writer.flush()
 
-    def write_views(self, step: int, view1, view2) -> None:
+    def write_views(self, step: int, view1: np.ndarray, view2: np.ndarray) -> None:
         """Shows pairs of views as the model sees them: uint8 [n, S, S, 3] each, side by side."""
-        pairs = tf.concat([view1, view2], axis=2)  # [n, S, 2S, 3]
+        pairs = np.concatenate([view1, view2], axis=2)  # [n, S, 2S, 3]
         with self._writer.as_default(step=step):
-            tf.summary.image("views", pairs_grid(pairs)[None])
+            tf.summary.image("views", image_grid(pairs)[None])
         self._writer.flush()
 
     def close(self) -> None:
@@ -93,11 +91,11 @@ def _is_number(text: str | None) -> bool:
     return text is not None and text.isdigit()
 
 
-def pairs_grid(pairs, columns: int = 4):
+def image_grid(images: np.ndarray, columns: int = 4) -> np.ndarray:
     """Images [n, H, W, 3] in rows of `columns`, with a thin white line between: [H', W', 3]."""
-    count, height, width, _ = pairs.shape
-    framed = tf.pad(pairs, [[0, 0], [1, 1], [1, 1], [0, 0]], constant_values=255)
-    rows = count // columns
-    grid = tf.reshape(framed[: rows * columns], [rows, columns, height + 2, width + 2, 3])
-    grid = tf.transpose(grid, [0, 2, 1, 3, 4])  # [rows, H + 2, columns, W + 2, 3]
-    return tf.reshape(grid, [rows * (height + 2), columns * (width + 2), 3])
+    rows = -(-len(images) // columns)
+    _, height, width, _ = images.shape
+    grid = np.full([rows * columns, height + 2, width + 2, 3], 255, np.uint8)
+    grid[: len(images), 1:-1, 1:-1] = images
+    grid = grid.reshape(rows, columns, height + 2, width + 2, 3).swapaxes(1, 2)
+    return grid.reshape(rows * (height + 2), columns * (width + 2), 3)

@@ -22,8 +22,11 @@ class Golden:
     def __init__(self, name):
         with np.load(DATA / f"{name}.npz") as arrays:
             self.numbers = dict(arrays)
-        hyper = {key: self.numbers[f"hyper/{key}"].item() for key in
-                 ("encoder_size", "ndf", "n_rkhs", "n_depth", "use_bn", "n_classes", "tclip")}  # fmt: skip
+        hyper = {
+            key.removeprefix("hyper/"): value.item()
+            for key, value in self.numbers.items()
+            if key.startswith("hyper/")
+        }
         self.config = config_lib.make(
             {
                 "image_size": hyper["encoder_size"],

@@ -1,0 +1,40 @@
+# make demo: a few minutes from a fresh clone to learned features. make test: lint and tests.
+# Both make their own environment in .venv; PYTHON chooses the interpreter (3.10 to 3.13).
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+DEMO_DIR ?= runs/quickstart
+
+.PHONY: demo test lint format clean
+
+demo: $(VENV)/.installed
+	$(BIN)/python -m amdim_tf.train --flagfile=configs/quickstart.cfg --model_dir=$(DEMO_DIR)
+	$(BIN)/python -m amdim_tf.evaluate --model_dir=$(DEMO_DIR) --baselines=untrained,pixels
+	@echo
+	@echo "Files of the run: $(DEMO_DIR)"
+	@echo "Curves and views: $(BIN)/tensorboard --logdir=$(DEMO_DIR)/logs"
+
+test: lint
+	$(BIN)/python -m pytest --durations=10
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(VENV)/.installed-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV)
+
+$(VENV)/.installed: requirements.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 10) <= v <= (3, 13) else \
+	  "error: expected Python 3.10 to 3.13. Received: %d.%d. Try: make PYTHON=python3.12" % v)'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --requirement requirements.txt
+	touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed requirements-dev.txt
+	$(BIN)/pip install --quiet --requirement requirements-dev.txt
+	touch $@

@@ -1,0 +1,68 @@
+"""Arithmetic of a training step, counted from the layers' shapes."""
+
+from __future__ import annotations
+
+import keras
+
+from amdim_tf.blocks import ResidualBlock, ResidualLayer
+from amdim_tf.config import parse_task
+from amdim_tf.model import AMDIM
+
+
+def forward_flops(model: AMDIM) -> int:
+    """Multiplications and additions of encoder and embeddings for one view of one image.
+
+    Only matrix products count: convolutions and dense layers.
+    """
+    side = model.image_size + 4 if model.image_size == 128 else model.image_size
+    shape, total = (1, side, side, 3), 0
+    for stage in model.encoder.stages:
+        if isinstance(stage, keras.layers.Conv2D):
+            total += _convolution_flops(stage, shape)
+        elif isinstance(stage, ResidualLayer):
+            total += _residual_flops(stage, shape)
+        elif isinstance(stage, ResidualBlock):
+            inner = shape
+            for layer in stage.layers:
+                total += _residual_flops(layer, inner)
+                inner = layer.compute_output_shape(inner)
+        shape = stage.compute_output_shape(shape)
+    for scale, embedding in ((5, model.embedding5), (7, model.embedding7)):
+        if scale in model.scales:
+            kernels = (embedding.conv1.kernel, embedding.conv2.kernel, embedding.shortcut.kernel)
+            total += sum(2 * scale * scale * _size(kernel) for kernel in kernels)
+    return total
+
+
+def step_flops(model: AMDIM, batch_size: int) -> int:
+    """Multiplications and additions of one training step on `batch_size` images.
+
+    Forward and backward of both views (the gradient costs two products for each of the forward
+    pass), the scores of every task in both directions, and the online classifiers.
+    """
+    scores = sum(
+        2 * 2 * model.settings.n_rkhs * parse_task(task)[1] ** 2 * batch_size
+        for task in model.settings.tasks
+    )
+    classifiers = 0
+    if model.classes:
+        kernels = (model.linear.dense.kernel, model.mlp.dense1.kernel, model.mlp.dense2.kernel)
+        classifiers = sum(2 * 2 * _size(kernel) for kernel in kernels)
+    return 3 * batch_size * (2 * forward_flops(model) + scores + classifiers)
+
+
+def _residual_flops(layer: ResidualLayer, shape) -> int:
+    first = _convolution_flops(layer.conv1, shape)
+    return first + _convolution_flops(layer.conv2, layer.conv1.compute_output_shape(shape))
+
+
+def _convolution_flops(layer: keras.layers.Conv2D, shape) -> int:
+    _, height, width, _ = layer.compute_output_shape(shape)
+    return 2 * height * width * _size(layer.kernel)
+
+
+def _size(kernel: keras.Variable) -> int:
+    size = 1
+    for extent in kernel.shape:
+        size *= extent
+    return size

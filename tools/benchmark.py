@@ -1,0 +1,118 @@
+"""Measures speed and memory on this machine, beside the machine's own limit.
+
+Usage:
+    python tools/benchmark.py train --ndf=128 --n_rkhs=1024 --n_depth=10 --batch_size=32
+
+train: the whole training step, online classifiers included, on images in memory; the limit is the
+fastest large matrix product, measured in the same run, before, between and after the steps.
+"""
+
+import pathlib
+import statistics
+import sys
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+
+from absl import flags
+
+from amdim_tf import cli_flags
+from amdim_tf import config as config_lib
+from amdim_tf.errors import UserError
+
+cli_flags.define_config_flags()
+flags.DEFINE_integer("steps", 8, "Timed steps, after two that warm up.", lower_bound=1)
+
+_MATRIX_SIDE = 2048
+_CLASSES = 10
+
+
+def matmul_gflops() -> float:
+    """GFLOP/s of one 2048×2048 float32 matrix product, the best of several."""
+    import tensorflow as tf
+
+    @tf.function
+    def product(a, b):
+        return tf.matmul(a, b)
+
+    matrices = [tf.random.stateless_normal([_MATRIX_SIDE] * 2, seed=[i, 0]) for i in range(2)]
+    product(*matrices)
+    best = min(_seconds(lambda: product(*matrices).numpy()) for _ in range(10))
+    return 2 * _MATRIX_SIDE**3 / best / 1e9
+
+
+def _seconds(run) -> float:
+    began = time.perf_counter()
+    run()
+    return time.perf_counter() - began
+
+
+def peak_memory_mib() -> float:
+    """The most resident memory this process has had so far."""
+    for line in pathlib.Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) / 1024
+    raise UserError("/proc/self/status: expected a line VmHWM; memory is measured on Linux only.")
+
+
+def benchmark_train() -> None:
+    """Times the training step of the configured model."""
+    config = config_lib.make(cli_flags.given_settings())
+    cli_flags.import_tensorflow_quietly()
+    import tensorflow as tf
+
+    from amdim_tf import costs, training_loop
+
+    size, batch = config.data.image_size, config.training.batch_size
+    before = peak_memory_mib()
+    model = training_loop.compiled_model(config, _CLASSES, per_epoch=1000)
+    shape = [batch, size, size, 3]
+    data = {
+        "view1": tf.random.stateless_normal(shape, seed=[0, 1]),
+        "view2": tf.random.stateless_normal(shape, seed=[0, 2]),
+        "label": tf.random.stateless_uniform([batch], [0, 3], maxval=_CLASSES, dtype=tf.int32),
+    }
+    step = tf.function(model.train_step)
+
+    def run():
+        step(data)["loss"].numpy()
+
+    first = _seconds(run)
+    run()
+    memory = peak_memory_mib() - before
+    times, peaks = [], [matmul_gflops()]
+    for number in range(cli_flags.FLAGS.steps):
+        times.append(_seconds(run))
+        if number == cli_flags.FLAGS.steps // 2:
+            peaks.append(matmul_gflops())
+    peaks.append(matmul_gflops())
+    gflop = costs.step_flops(model, batch) / 1e9
+    model_settings = config.model
+    print(
+        f"train size {size} ({model_settings.ndf}, {model_settings.n_rkhs}, "
+        f"{model_settings.n_depth}) batch {batch}, {model.count_params():,} parameters"
+    )
+    print(f"  first step            {first:8.1f} s")
+    for name, seconds in (("median", statistics.median(times)), ("best", min(times))):
+        share = gflop / seconds / max(peaks)
+        print(
+            f"  step, {name:<15} {1000 * seconds:8.1f} ms {batch / seconds:8.1f} images/s "
+            f"{gflop / seconds:7.1f} GFLOP/s {100 * share:5.1f}% of matmul peak"
+        )
+    print(f"  matmul peak           {max(peaks):8.1f} GFLOP/s (lowest measured {min(peaks):.1f})")
+    print(f"  arithmetic            {gflop / batch:8.2f} GFLOP per image pair")
+    print(f"  peak memory           {memory:8.0f} MiB beyond {before:.0f} MiB after imports")
+
+
+_SUITES = {"train": benchmark_train}
+
+
+def main(suite: str) -> None:
+    """Runs one suite."""
+    if suite not in _SUITES:
+        raise UserError(f"expected one of {', '.join(_SUITES)}. Received: {suite!r}.")
+    _SUITES[suite]()
+
+
+if __name__ == "__main__":
+    cli_flags.run(main, words=1)
