@@ -25,7 +25,8 @@ class AMDIM(keras.Model):
     """
 
     def __init__(self, config: Config, classes: int = 0, **kwargs):
-        super().__init__(**kwargs)
+        # A fixed name, since the names of the weights in a checkpoint begin with it.
+        super().__init__(name="amdim", **kwargs)
         settings, size = config.model, config.data.image_size
         self.settings = settings
         self.image_size = size

@@ -46,13 +46,18 @@ class MetricsLog:
             self._keep_rows_up_to(step)
 
     def _keep_rows_up_to(self, step: int) -> None:
-        with self._path.open(newline="") as file:
+        with self._path.open(newline="", errors="replace") as file:
             rows = csv.DictReader(file)
-            kept = [row for row in rows if _is_number(row.get("step")) and int(row["step"]) <= step]
-            self._names = list(rows.fieldnames or [])
+            kept = [row for row in rows if _is_whole(row) and int(row["step"]) <= step]
+            names = list(rows.fieldnames or [])
+        if not {"step", "seconds"} <= set(names):
+            # Not ours, or damaged: kept aside, and a new file begun.
+            self._path.replace(self._path.with_name("metrics.csv.damaged"))
+            return
+        self._names = names
         aside = self._path.with_name("metrics.csv.partial")
         with aside.open("w", newline="") as file:
-            writer = csv.DictWriter(file, self._names, extrasaction="ignore")
+            writer = csv.DictWriter(file, names, extrasaction="ignore")
             writer.writeheader()
             writer.writerows(kept)
         aside.replace(self._path)
@@ -87,8 +92,12 @@ class MetricsLog:
         self._writer.close()
 
 
-def _is_number(text: str | None) -> bool:
-    return text is not None and text.isdigit()
+def _is_whole(row: dict[str, str]) -> bool:
+    """Whether a row has a step and a time, as one that was cut off may not."""
+    try:
+        return int(row["step"]) >= 0 and float(row["seconds"]) >= 0
+    except (KeyError, TypeError, ValueError):
+        return False
 
 
 def image_grid(images: np.ndarray, columns: int = 4) -> np.ndarray:

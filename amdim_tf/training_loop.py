@@ -78,7 +78,9 @@ def _run_steps(model, batches, config, saved, log, first_step, total) -> None:
         for step, batch in enumerate(batches, start=first_step + 1):
             if step == first_step + 1:
                 pairs = [batch[view][:_SHOWN_PAIRS] for view in ("view1", "view2")]
-                log.write_views(step, *(views.denormalize(config.views, pair).numpy() for pair in pairs))
+                log.write_views(
+                    step, *(views.denormalize(config.views, pair).numpy() for pair in pairs)
+                )
             window.append(train_step(batch))
             progress.advance()
             if step % training.log_steps == 0 or step == total:

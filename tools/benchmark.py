@@ -21,6 +21,7 @@ from amdim_tf import config as config_lib
 from amdim_tf.errors import UserError
 
 cli_flags.define_config_flags()
+flags.adopt_module_key_flags(cli_flags)
 flags.DEFINE_integer("steps", 8, "Timed steps, after two that warm up.", lower_bound=1)
 
 _MATRIX_SIDE = 2048

@@ -1,0 +1,139 @@
+"""The training program as a user runs it: real processes, flag files, mistakes, resume."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parent.parent
+CONFIGS = sorted((ROOT / "configs").rglob("*.cfg"))
+TINY = ["--ndf=4", "--n_rkhs=16", "--n_depth=1", "--batch_size=8", "--log_steps=2"]
+
+
+def run(program, *flags, code=0):
+    """Runs python -m amdim_tf.PROGRAM and checks its exit code."""
+    done = subprocess.run(
+        [sys.executable, "-m", f"amdim_tf.{program}", *flags],
+        capture_output=True, text=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == code, done.stderr
+    return done
+
+
+def refused(program, *flags):
+    """Runs a program that must refuse its flags; returns its one line of error."""
+    done = run(program, *flags, code=2)
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 1 and lines[0].startswith("error: "), done.stderr
+    return lines[0]
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_every_flag_file_makes_a_config(path):
+    code = (
+        "import json, sys; from amdim_tf import cli_flags, config;"
+        "cli_flags.define_config_flags(); cli_flags.FLAGS(sys.argv);"
+        "print(json.dumps(config.settings_of(config.make(cli_flags.given_settings()))))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, f"--flagfile={path}"],
+        capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    settings = json.loads(done.stdout)
+    assert settings["dataset"] in path.read_text()
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_every_flag_file_opens_with_what_it_is(path):
+    lines = path.read_text().splitlines()
+    header = " ".join(line for line in lines if line.startswith("#"))
+    assert lines[0].startswith("# ")
+    assert "amdim_tf.train --flagfile=configs/" in header.replace("# ", "")
+    assert "hour" in header or "minute" in header or "days" in header
+    assert "aper" in header or path.stem == "quickstart"
+
+
+def test_the_configs_are_all_there():
+    names = {str(path.relative_to(ROOT / "configs")) for path in CONFIGS}
+    expected = "quickstart cifar10 cifar10_small cifar100 stl10 imagenet imagenet_large places205"
+    ablations = (
+        "local_dim single_scale no_color_jitter no_grayscale no_random_crop no_stabilization "
+        "strong_augmentation"
+    )
+    assert {f"{name}.cfg" for name in expected.split()} <= names
+    assert {f"ablations/{name}.cfg" for name in ablations.split()} <= names
+
+
+@pytest.mark.parametrize(
+    "flags, named",
+    [
+        ([], "--model_dir"),
+        (["--batch_size=many"], "--batch_size"),
+        (["--batch_size=1"], "--batch_size"),
+        (["--no_such_flag=1"], "no_such_flag"),
+        (["--dataset=mnist"], "--dataset: expected one of scenes"),
+        (["--image_size=48"], "--image_size: expected one of 32, 64, 128. Received: 48."),
+        (["--tasks=1to9"], "--tasks"),
+        (["--crop_scale=a,b"], "--crop_scale"),
+        (["--flagfile=configs/none.cfg"], "configs/none.cfg"),
+        (["stray"], "stray"),
+    ],
+)
+def test_mistakes_get_one_line(flags, named, tmp_path):
+    model_dir = [f"--model_dir={tmp_path / 'run'}"] if flags else []
+    assert named in refused("train", *model_dir, *flags)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_batch_larger_than_the_data(tmp_path):
+    line = refused("train", f"--model_dir={tmp_path / 'run'}", "--batch_size=30000")
+    assert "--batch_size: expected at most 20000" in line and "30000" in line
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_directory_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").write_text("")
+    line = refused("train", f"--model_dir={tmp_path / 'file' / 'run'}", *TINY)
+    assert "--model_dir" in line and str(tmp_path / "file" / "run") in line
+
+
+@pytest.mark.slow
+def test_train_resume_and_contradict(tmp_path):
+    model_dir = tmp_path / "run"
+    flags = [f"--model_dir={model_dir}", *TINY, "--checkpoint_steps=2"]
+    run("train", *flags, "--train_steps=4")
+    assert {path.name for path in model_dir.iterdir()} == {
+        "checkpoints", "config.json", "logs", "metrics.csv",
+    }  # fmt: skip
+    first_rows = (model_dir / "metrics.csv").read_text().splitlines()
+    assert [row.split(",")[0] for row in first_rows] == ["step", "2", "4"]
+    header = first_rows[0].split(",")
+    for name in ("loss_1to5", "loss_1to7", "loss_5to5", "linear_accuracy", "mlp_accuracy",
+                 "learning_rate", "gradient_norm", "images_per_second"):  # fmt: skip
+        assert name in header
+
+    done = run("train", *flags, "--train_steps=4")
+    assert "already trained for 4 of 4 steps" in done.stdout
+
+    # Nothing but the directory and what changes has to be said again.
+    done = run("train", f"--model_dir={model_dir}", "--train_steps=6")
+    assert "steps 4 to 6" in done.stdout
+    rows = (model_dir / "metrics.csv").read_text().splitlines()
+    assert rows[:3] == first_rows
+    assert [row.split(",")[0] for row in rows[3:]] == ["6"]
+    assert json.loads((model_dir / "config.json").read_text())["training"]["train_steps"] == 6
+
+    before = sorted(path.name for path in (model_dir / "checkpoints").iterdir())
+    line = refused("train", f"--model_dir={model_dir}", "--ndf=2", "--n_rkhs=8")
+    assert "--ndf=2 (there: 4)" in line and "--n_rkhs=8 (there: 16)" in line
+    assert sorted(path.name for path in (model_dir / "checkpoints").iterdir()) == before
+
+
+def test_help_lists_the_settings():
+    text = run("train", "--helpshort", code=1).stdout
+    for name in ("--dataset", "--tasks", "--crop_scale", "--model_dir"):
+        assert name in text

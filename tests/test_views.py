@@ -1,0 +1,136 @@
+"""Views: what is drawn, what is shared, what is applied, against the recipe."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from amdim_tf import config as config_lib
+from amdim_tf import views
+
+BATCH = 4000
+CIFAR = config_lib.make({"dataset": "cifar10"}).views
+STL = config_lib.make({"dataset": "stl10"}).views
+
+
+def _images(count, height, width, seed=0):
+    rng = np.random.default_rng(seed)
+    return tf.constant(rng.integers(0, 256, [count, height, width, 3]), tf.uint8)
+
+
+def _frequency_is(values, probability):
+    """Within four standard errors of a binomial share."""
+    share = np.mean(np.asarray(values))
+    return abs(share - probability) < 4 * np.sqrt(probability * (1 - probability) / len(values))
+
+
+def test_frequencies_follow_the_recipe():
+    drawn = views.draw_view(CIFAR, 0, 5, 1, BATCH)
+    jittered = np.any(drawn.factors != 1, axis=1)
+    assert _frequency_is(jittered, 0.8)
+    assert _frequency_is(drawn.grayscale, 0.25)
+    assert _frequency_is(views.draw_flip(CIFAR, 0, 5, BATCH), 0.5)
+    # A shift is within ±4 in each direction; one in 81 of the shifts drawn is (0, 0).
+    assert np.abs(drawn.shift).max() == 4
+    assert _frequency_is(np.any(drawn.shift != 0, axis=1), 0.8 * 80 / 81)
+
+
+def test_jitter_is_uniform_within_its_strength():
+    drawn = views.draw_view(CIFAR, 1, 0, 2, BATCH)
+    jittered = np.any(drawn.factors != 1, axis=1)
+    changes = np.column_stack([drawn.factors - 1, drawn.hue])[jittered]
+    for values, strength in zip(changes.T, CIFAR.jitter, strict=True):
+        assert np.abs(values).max() <= strength
+        # Kolmogorov–Smirnov distance from the uniform distribution, 1% level.
+        ranked = np.sort(values / strength + 1) / 2
+        distance = np.abs(ranked - np.arange(1, len(ranked) + 1) / len(ranked)).max()
+        assert distance < 1.63 / np.sqrt(len(ranked))
+    orders = {tuple(order) for order in drawn.order.numpy()}
+    assert len(orders) == 24
+
+
+def test_crops_are_within_scale_and_ratio():
+    drawn = views.draw_view(STL, 2, 0, 1, BATCH)
+    boxes = views.crop_boxes(STL, drawn.crop, 96, 96).numpy()
+    top, left, height, width = boxes.T
+    assert (top >= 0).all() and (left >= 0).all()
+    assert (top + height <= 96).all() and (left + width <= 96).all()
+    area, ratio = height * width / 96**2, width / height
+    assert area.min() > 0.29 and area.max() <= 1
+    assert ratio.min() > 0.69 and ratio.max() < 1.43
+    # A ratio and its inverse are equally likely, and small and large crops both occur.
+    assert abs(np.log(ratio).mean()) < 0.02
+    assert area.min() < 0.32 and area.max() > 0.95
+
+
+def test_crop_that_cannot_fit_is_centred():
+    # In a 10×100 image no crop of ratio 1 can have 90% of the area: the centre is taken instead.
+    config = dataclasses.replace(STL, crop_scale=(0.9, 1.0), crop_ratio=(1.0, 1.0))
+    uniform = tf.random.stateless_uniform([3, 10, 4], seed=[0, 0])
+    boxes = views.crop_boxes(config, uniform, 10, 100)
+    np.testing.assert_array_equal(boxes, [[0, 45, 10, 10]] * 3)
+
+
+def test_the_two_views_share_the_flip_and_nothing_else():
+    first, second = (views.draw_view(STL, 0, 0, view, BATCH) for view in (1, 2))
+    for name in first._fields:
+        a, b = np.ravel(getattr(first, name)), np.ravel(getattr(second, name))
+        if a.std() and b.std():
+            assert abs(np.corrcoef(a, b)[0, 1]) < 0.08, name
+    # With every other change off, both views are the flipped image.
+    config = dataclasses.replace(STL, crop_scale=(0.0, 0.0), jitter=(0.0,) * 4, grayscale=0.0)
+    config = dataclasses.replace(config, evaluation_resize=16)
+    images = _images(64, 16, 16)
+    view1, view2 = views.two_views(config, images, 16, 0, 0, slice(None), 64)
+    np.testing.assert_array_equal(view1, view2)
+    flip = views.draw_flip(config, 0, 0, 64).numpy()
+    expected = np.where(flip[:, None, None, None], images[:, :, ::-1], images)
+    np.testing.assert_allclose(views.denormalize(config, view1), expected)
+    assert 0 < flip.sum() < 64
+
+
+def test_draws_depend_on_seed_step_and_view():
+    reference = views.draw_view(CIFAR, 0, 0, 1, 8).factors.numpy()
+    np.testing.assert_array_equal(reference, views.draw_view(CIFAR, 0, 0, 1, 8).factors)
+    for seed, step, view in ((1, 0, 1), (0, 1, 1), (0, 0, 2)):
+        assert np.any(reference != views.draw_view(CIFAR, seed, step, view, 8).factors)
+
+
+@pytest.mark.parametrize("config, side, size", [(CIFAR, 32, 32), (STL, 96, 64)])
+def test_rows_are_the_same_in_parts(config, side, size):
+    images = _images(6, side, side)
+    whole = views.two_views(config, images, size, 3, 7, slice(None), 6)
+    for rows in (slice(0, 3), slice(3, 6)):
+        part = views.two_views(config, images[rows], size, 3, 7, rows, 6)
+        for one, all_of in zip(part, whole, strict=True):
+            np.testing.assert_allclose(one, all_of[rows], atol=1e-4)
+
+
+def test_no_augmentation_gives_identical_evaluation_views():
+    config = config_lib.make({"dataset": "stl10", "augmentation": "none"}).views
+    images = _images(3, 96, 96)
+    view1, view2 = views.two_views(config, images, 64, 0, 0, slice(None), 3)
+    np.testing.assert_array_equal(view1, view2)
+    np.testing.assert_array_equal(view1, views.evaluation_view(config, images, 64))
+
+
+def test_evaluation_view_is_the_normalized_centre():
+    images = _images(2, 64, 96)
+    config = dataclasses.replace(STL, evaluation_resize=64)
+    view = views.evaluation_view(config, images, 64)
+    expected = (images[:, :, 16:80].numpy() - np.array(config.mean)) / np.array(config.std)
+    np.testing.assert_allclose(view, expected, atol=1e-5)
+    np.testing.assert_array_equal(views.denormalize(config, view), images[:, :, 16:80])
+
+
+def test_grayscale_and_lighting_are_applied():
+    config = dataclasses.replace(CIFAR, grayscale=1.0, lighting=0.1, translate=0, flip=0.0)
+    view, _ = views.two_views(config, _images(4, 32, 32), 32, 0, 0, slice(None), 4)
+    pixels = view * tf.constant(config.std) + tf.constant(config.mean)
+    assert np.ptp(pixels, axis=-1).max() < 1e-3
+    still = dataclasses.replace(config, grayscale=0.0, jitter=(0.0,) * 4)
+    images = _images(4, 32, 32)
+    lit, _ = views.two_views(still, images, 32, 0, 0, slice(None), 4)
+    change = views.denormalize(still, lit).numpy().astype(int) - images.numpy()
+    assert 0 < np.abs(change).max() <= 60
