@@ -48,16 +48,35 @@ class Checkpoints:
         latest = self._manager.latest_checkpoint
         if latest is None:
             return None
-        try:
-            status = self._checkpoint.restore(latest)
-            status.assert_existing_objects_matched().expect_partial()
-        except (tf.errors.OpError, AssertionError, ValueError) as error:
-            reason = str(error).strip().splitlines()[0]
-            raise UserError(
-                f"{latest}: expected a checkpoint of the model that config.json describes. "
-                f"Received: {reason}"
-            ) from None
+        self._check_shapes(latest)
+        # A model without optimizer, as evaluation has it, leaves that part of the file unused.
+        self._checkpoint.restore(latest).expect_partial().assert_existing_objects_matched()
         return int(latest.rpartition("-")[2])
+
+    def _check_shapes(self, path: str) -> None:
+        """Refuses a file whose weights are not the model's, naming the first that differ."""
+        try:
+            found = tf.train.load_checkpoint(path).get_variable_to_shape_map()
+        except (tf.errors.OpError, ValueError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise UserError(f"{path}: expected a readable checkpoint. Received: {reason}") from None
+        different = []
+        for variable in self._model.variables:
+            shape, key = list(variable.shape), _key_in_file(variable)
+            if found.get(key) != shape:
+                different.append(f"{variable.path} {shape} (there: {found.get(key, 'nothing')})")
+        if different:
+            more = f" and {len(different) - 3} more" if len(different) > 3 else ""
+            raise UserError(
+                f"{path}: expected a checkpoint of the model that config.json describes. "
+                f"Received other weights: {'; '.join(different[:3])}{more}."
+            )
+
+
+def _key_in_file(variable: keras.Variable) -> str:
+    """The name under which tf.train.Checkpoint keeps a weight."""
+    name = variable.path.replace(".", "..").replace("/", ".S")
+    return f"model/{name}/.ATTRIBUTES/VARIABLE_VALUE"
 
 
 def build_model(config: Config, classes: int) -> AMDIM:

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable
 from typing import Any
 
-from absl import app, flags
+from absl import app, flags, logging
 
 from amdim_tf import config as config_lib
 from amdim_tf.config import SETTINGS, Config
@@ -165,6 +165,7 @@ def run(main: Callable[..., None], words: int = 0) -> None:
         return [program, *rest]
 
     def guarded_main(argv):
+        logging.set_verbosity(logging.WARNING)
         try:
             main(*argv[1:])
         except UserError as error:

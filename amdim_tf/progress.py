@@ -28,8 +28,8 @@ class Progress:
         self._bar = None
         if sys.stderr.isatty():
             self._bar = tqdm.tqdm(
-                total=total, initial=start, desc=label, unit=unit, dynamic_ncols=True,
-                bar_format="{desc} {n_fmt}/{total_fmt} |{bar:10}| {postfix} {remaining} left",
+                total=total, initial=start, unit=unit, dynamic_ncols=True,
+                bar_format=label + " {n_fmt}/{total_fmt} |{bar:10}| {desc}{remaining} left",
             )  # fmt: skip
 
     def advance(self, count: int = 1) -> None:
@@ -44,7 +44,7 @@ class Progress:
         """Replaces the figures beside the count."""
         self._figures = figures
         if self._bar is not None:
-            self._bar.set_postfix_str(figures, refresh=False)
+            self._bar.set_description_str(figures + " ", refresh=False)
 
     def close(self) -> None:
         """Ends the bar, or prints the last line."""

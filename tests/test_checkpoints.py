@@ -82,3 +82,11 @@ def test_checkpoint_of_another_model(tmp_path, settings):
     with pytest.raises(UserError, match="step-2") as error:
         amdim_tf.load_model(tmp_path)
     assert "\n" not in str(error.value)
+
+
+def test_damaged_checkpoint(tmp_path):
+    _save_run(tmp_path, _trained(), 2)
+    (tmp_path / "checkpoints" / "step-2.index").write_bytes(b"not an index")
+    with pytest.raises(UserError, match="readable checkpoint") as error:
+        amdim_tf.load_model(tmp_path)
+    assert "\n" not in str(error.value)
