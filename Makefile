@@ -3,9 +3,11 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+ADDONS_PYTHON ?= python3.11
+ADDONS_VENV := .venv-addons
 DEMO_DIR ?= runs/quickstart
 
-.PHONY: demo test lint format clean
+.PHONY: demo test lint format clean compare-addons
 
 demo: $(VENV)/.installed
 	$(BIN)/python -m amdim_tf.train --flagfile=configs/quickstart.cfg --model_dir=$(DEMO_DIR)
@@ -25,8 +27,12 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# Runs tensorflow-addons' image operations beside ours, in an environment of its own.
+compare-addons: $(ADDONS_VENV)/.installed
+	$(ADDONS_VENV)/bin/python tools/compare_with_addons.py
+
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(ADDONS_VENV)
 
 $(VENV)/.installed: requirements.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 10) <= v <= (3, 13) else \
@@ -37,4 +43,12 @@ $(VENV)/.installed: requirements.txt
 
 $(VENV)/.installed-dev: $(VENV)/.installed requirements-dev.txt
 	$(BIN)/pip install --quiet --requirement requirements-dev.txt
+	touch $@
+
+$(ADDONS_VENV)/.installed: requirements-addons.txt
+	@$(ADDONS_PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 9) <= v <= (3, 11) else \
+	  "error: expected Python 3.9 to 3.11, which tensorflow-addons has wheels for. " \
+	  "Received: %d.%d. Try: make compare-addons ADDONS_PYTHON=python3.10" % v)'
+	$(ADDONS_PYTHON) -m venv $(ADDONS_VENV)
+	$(ADDONS_VENV)/bin/pip install --quiet --requirement requirements-addons.txt
 	touch $@

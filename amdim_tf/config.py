@@ -41,9 +41,18 @@ class DataConfig:
     """Which images."""
 
     dataset: str = _setting("scenes", "Data set to learn from.")
-    data_dir: str = _setting("", "Directory of the data set; the built-in one needs none.")
+    data_dir: str = _setting(
+        "", "Directory of the data set; the built-in one needs none.", changeable=True
+    )
     image_size: int = _setting(
         32, "Side of the encoder's square input, in pixels.", choices=ENCODER_SIZES
+    )
+    max_bad_images: float = _setting(
+        0.05,
+        "Largest share of images that may be undecodable before the run stops.",
+        minimum=0,
+        maximum=1,
+        changeable=True,
     )
 
 

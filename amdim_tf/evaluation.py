@@ -30,7 +30,7 @@ def evaluate(model_dir, probes: list[str], baselines: list[str]) -> dict[str, An
     config, facts = config_lib.load(config_lib.path_in(model_dir))
     classes = len(facts["classes"])
     model, step = checkpoints.load_model(model_dir, step_wanted=True)
-    train, test = (sources.load(config.data, split) for split in sources.SPLITS)
+    train, test = (sources.load(config.data, split) for split in ("labelled", "test"))
 
     def features_of(name):
         if name == "pixels":
@@ -38,7 +38,7 @@ def evaluate(model_dir, probes: list[str], baselines: list[str]) -> dict[str, An
         encoder = checkpoints.build_model(config, classes) if name == "untrained" else model
         return [
             probing.encoder_features(encoder, source, config, f"{name} features, {split}")
-            for split, source in zip(sources.SPLITS, (train, test), strict=True)
+            for split, source in (("train", train), ("test", test))
         ]
 
     results: dict[str, Any] = {

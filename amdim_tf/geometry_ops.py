@@ -54,7 +54,7 @@ def reflect_translate(images, dx, dy):
     return _rearrange(images, rows, columns)
 
 
-def _bicubic_weights(start, length, count, size):
+def _bicubic_weights(start, length, count, size, within):
     """Pillow's resampling weights from `size` source pixels to `count`: [B, count, size].
 
     Args:
@@ -62,6 +62,7 @@ def _bicubic_weights(start, length, count, size):
         length: float32 [B], how long it is.
         count: how many pixels to make of it.
         size: how many pixels the source has.
+        within: whether pixels outside the stretch have no weight.
 
     The kernel is Keys' cubic with a = -0.5, widened by the scale when shrinking, cut off at the
     source's border and normalized to sum 1.
@@ -74,10 +75,14 @@ def _bicubic_weights(start, length, count, size):
     near = (1.5 * distance - 2.5) * distance * distance + 1.0
     far = ((-0.5 * distance + 2.5) * distance - 4.0) * distance + 2.0
     weights = tf.where(distance < 1.0, near, tf.where(distance < 2.0, far, 0.0))
+    if within:
+        first, length = start[:, tf.newaxis], length[:, tf.newaxis]  # [B, 1]
+        inside = (pixels > first) & (pixels < first + length)  # [B, size]
+        weights = tf.where(inside[:, tf.newaxis, :], weights, 0.0)
     return weights / tf.reduce_sum(weights, axis=2, keepdims=True)
 
 
-def crop_and_resize(images, boxes, size):
+def crop_and_resize(images, boxes, size, within_box=False):
     """Cut a box out of each image and resample it, bicubic and antialiased, to size × size.
 
     The counterpart of Pillow's Image.resize((size, size), BICUBIC, box=...): near the box's edge
@@ -85,23 +90,24 @@ def crop_and_resize(images, boxes, size):
     filter becomes two batched matmuls, horizontal then vertical, each rounded to grey levels.
 
     Args:
-        images: float32 [B, H, W, 3], 0..255.
+        images: float32 [B, H, W, 3], 0..255; or [1, H, W, 3], to cut all boxes from one image.
         boxes: float32 [B, 4]: top, left, height and width in pixels, inside the image.
         size: side of the result, a Python integer.
+        within_box: the filter sees only pixels whose center is in the box, as if the box had been
+            cut out first: Image.crop(...).resize(...).
 
     Returns:
         float32 [B, size, size, 3], whole numbers 0..255.
     """
-    shape = tf.shape(images)
-    batch, height, width = shape[0], shape[1], shape[2]
+    height, width = tf.shape(images)[1], tf.shape(images)[2]
     top, left, box_height, box_width = tf.unstack(boxes, axis=1)
-    across = _bicubic_weights(left, box_width, size, width)  # [B, size, W]
-    down = _bicubic_weights(top, box_height, size, height)  # [B, size, H]
-    columns = tf.reshape(tf.transpose(images, [0, 2, 1, 3]), [batch, width, height * 3])
+    across = _bicubic_weights(left, box_width, size, width, within_box)  # [B, size, W]
+    down = _bicubic_weights(top, box_height, size, height, within_box)  # [B, size, H]
+    columns = tf.reshape(tf.transpose(images, [0, 2, 1, 3]), [-1, width, height * 3])
     narrow = round_levels(clip_levels(tf.matmul(across, columns)))  # [B, size, H·3]
-    narrow = tf.transpose(tf.reshape(narrow, [batch, size, height, 3]), [0, 2, 1, 3])
-    result = tf.matmul(down, tf.reshape(narrow, [batch, height, size * 3]))  # [B, size, size·3]
-    return tf.reshape(round_levels(clip_levels(result)), [batch, size, size, 3])
+    narrow = tf.transpose(tf.reshape(narrow, [-1, size, height, 3]), [0, 2, 1, 3])
+    result = tf.matmul(down, tf.reshape(narrow, [-1, height, size * 3]))  # [B, size, size·3]
+    return tf.reshape(round_levels(clip_levels(result)), [-1, size, size, 3])
 
 
 def _pixels_or_fill(images, rows, columns, fill):

@@ -9,9 +9,9 @@ import tensorflow as tf
 
 from amdim_tf import input_pipeline
 from amdim_tf.config import Config
+from amdim_tf.examples import Source
 from amdim_tf.model import AMDIM
 from amdim_tf.progress import Progress
-from amdim_tf.sources import Source
 
 _EXTRACTION_BATCH = 250
 
@@ -42,19 +42,23 @@ def encoder_features(model: AMDIM, source: Source, config: Config, label: str) -
     def f1(images):
         return model.encoder(images, training=False)["f1"]
 
-    parts = []
+    parts, labels = [], []
     with Progress(len(source), label, "image") as progress:
-        for images in input_pipeline.evaluation_batches(source, config, _EXTRACTION_BATCH):
+        for images, numbers in input_pipeline.evaluation_batches(source, config, _EXTRACTION_BATCH):
             parts.append(f1(images).numpy())
-            progress.advance(len(parts[-1]))
-    return Features(np.concatenate(parts), source.labels)
+            labels.append(numbers.numpy())
+            progress.advance(len(labels[-1]))
+    source.skipped.check()
+    return Features(np.concatenate(parts), np.concatenate(labels))
 
 
 def pixel_features(source: Source, config: Config) -> Features:
     """The evaluation view's raw pixels, the plainest baseline."""
     batches = input_pipeline.evaluation_batches(source, config, _EXTRACTION_BATCH)
-    pixels = np.concatenate([batch.numpy() for batch in batches])
-    return Features(pixels.reshape(len(pixels), -1), source.labels)
+    parts = [(images.numpy(), labels.numpy()) for images, labels in batches]
+    pixels = np.concatenate([images for images, _ in parts])
+    labels = np.concatenate([labels for _, labels in parts])
+    return Features(pixels.reshape(len(pixels), -1), labels)
 
 
 def linear_accuracy(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import pathlib
 import time
 
 import tensorflow as tf
@@ -11,6 +13,7 @@ from amdim_tf import checkpoints, input_pipeline, sources, views
 from amdim_tf import config as config_lib
 from amdim_tf.config import Config
 from amdim_tf.errors import UserError
+from amdim_tf.examples import Source
 from amdim_tf.model import AMDIM
 from amdim_tf.optimizer import make_optimizer
 from amdim_tf.progress import Progress
@@ -43,8 +46,17 @@ def train(config: Config, model_dir) -> AMDIM:
         f"Training on {len(source)} images of {config.data.dataset}, steps {step} to {total} "
         f"({per_epoch} make an epoch); {model.count_params():,} parameters."
     )
+    report_skipped = functools.partial(_report_skipped, source, model_dir)
+    report_skipped()
     batches = input_pipeline.training_batches(source, config, step, total)
-    _run_steps(model, batches, config, saved, MetricsLog(model_dir, step), step, total)
+    log = MetricsLog(model_dir, step)
+    try:
+        _run_steps(model, batches, config, saved, log, step, total, report_skipped)
+    except tf.errors.OpError:
+        report_skipped()  # an input pipeline that found too many bad images says so here
+        raise
+    if source.skipped.names:
+        print(f"{len(source.skipped.names)} images could not be decoded: see skipped_images.txt")
     return model
 
 
@@ -57,7 +69,7 @@ def compiled_model(config: Config, classes: int, per_epoch: int) -> AMDIM:
     return model
 
 
-def _write_config(config: Config, model_dir, source: sources.Source) -> None:
+def _write_config(config: Config, model_dir, source: Source) -> None:
     path = config_lib.path_in(model_dir)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -69,7 +81,7 @@ def _write_config(config: Config, model_dir, source: sources.Source) -> None:
         ) from None
 
 
-def _run_steps(model, batches, config, saved, log, first_step, total) -> None:
+def _run_steps(model, batches, config, saved, log, first_step, total, report_skipped) -> None:
     """Steps, with rows of figures and checkpoints in between."""
     train_step = tf.function(model.train_step)
     training = config.training
@@ -77,10 +89,11 @@ def _run_steps(model, batches, config, saved, log, first_step, total) -> None:
     with Progress(total, "train", "step", start=first_step) as progress:
         for step, batch in enumerate(batches, start=first_step + 1):
             if step == first_step + 1:
-                pairs = [batch[view][:_SHOWN_PAIRS] for view in ("view1", "view2")]
-                log.write_views(
-                    step, *(views.denormalize(config.views, pair).numpy() for pair in pairs)
-                )
+                shown = [
+                    views.denormalize(config.views, batch[view][:_SHOWN_PAIRS]).numpy()
+                    for view in ("view1", "view2")
+                ]
+                log.write_views(step, *shown)
             window.append(train_step(batch))
             progress.advance()
             if step % training.log_steps == 0 or step == total:
@@ -89,10 +102,17 @@ def _run_steps(model, batches, config, saved, log, first_step, total) -> None:
                 figures["images_per_second"] = len(window) * training.batch_size / seconds
                 log.write(step, figures, seconds)
                 progress.show(_figures_line(figures))
+                report_skipped()
                 window, window_began = [], time.monotonic()
             if step % training.checkpoint_steps == 0 or step == total:
                 saved.save(step)
     log.close()
+
+
+def _report_skipped(source: Source, model_dir) -> None:
+    """Lists the images that could not be decoded, and stops the run where they are too many."""
+    source.skipped.write(pathlib.Path(model_dir) / "skipped_images.txt")
+    source.skipped.check()
 
 
 def _figures_line(figures: dict[str, float]) -> str:

@@ -1,8 +1,8 @@
 """From images to normalized views: the two augmented ones, and the one used for evaluation.
 
 Randomness and pixels are kept apart. `draw_view` makes one row of random parameters per image, a
-function of (seed, step, view, row) alone; `augment` applies the rows to a whole batch of images. So
-a view can be rebuilt at any time, and a worker that handles some rows of a batch draws all of them
+function of (seed, step, view, row) alone; the others apply rows to whole batches of images. So a
+view can be rebuilt at any time, and a worker that handles some rows of a batch draws all of them
 and keeps its own.
 """
 
@@ -122,26 +122,45 @@ def crop_boxes(config: ViewConfig, uniform, height, width):
     return tf.where(tf.reduce_any(fits, axis=1, keepdims=True), chosen, centred)
 
 
-def augment(config: ViewConfig, images, parameters: ViewParameters, image_size: int):
-    """One view of each image, not yet normalized.
+def view_boxes(config: ViewConfig, uniform, height, width, image_size: int):
+    """The part of each image that a view shows: a random crop, or the evaluation view's centre.
 
     Args:
         config: the recipe.
-        images: float32 [B, H, W, 3], 0..255.
-        parameters: B rows.
+        uniform: ViewParameters.crop, [n, attempts, 4].
+        height, width: of the images, scalars.
         image_size: side of the view.
 
     Returns:
-        float32 [B, image_size, image_size, 3], 0..255.
+        [n, 4]: top, left, height, width.
     """
-    if config.crop_scale[1] > 0:
-        boxes = crop_boxes(config, parameters.crop, tf.shape(images)[1], tf.shape(images)[2])
-        images = geometry_ops.crop_and_resize(images, boxes, image_size)
-    else:
-        images = evaluation_crop(config, images, image_size)
-        if config.translate:
-            shift = parameters.shift
-            images = geometry_ops.reflect_translate(images, shift[:, 0], shift[:, 1])
+    if has_crop(config):
+        return crop_boxes(config, uniform, height, width)
+    box = evaluation_box(config, height, width, image_size)
+    return tf.tile(box[None], [tf.shape(uniform)[0], 1])
+
+
+def has_crop(config: ViewConfig) -> bool:
+    """Whether views are random resized crops."""
+    return config.crop_scale[1] > 0
+
+
+def finish_view(config: ViewConfig, images, flip, parameters: ViewParameters):
+    """Flips, shifts, colours and normalizes images that have the view's size already.
+
+    Args:
+        config: the recipe.
+        images: float32 [b, S, S, 3], 0..255.
+        flip: bool [b].
+        parameters: b rows.
+
+    Returns:
+        float32 [b, S, S, 3], normalized.
+    """
+    images = geometry_ops.flip_left_right(images, flip)
+    if config.translate and not has_crop(config):
+        shift = parameters.shift
+        images = geometry_ops.reflect_translate(images, shift[:, 0], shift[:, 1])
     if any(config.jitter) and config.jitter_probability > 0:
         images = image_ops.color_jitter(
             images, parameters.factors, parameters.hue, parameters.order
@@ -150,19 +169,40 @@ def augment(config: ViewConfig, images, parameters: ViewParameters, image_size: 
         images = image_ops.pca_lighting(images, parameters.lighting)
     if config.grayscale:
         images = image_ops.grayscale(images, parameters.grayscale)
-    return images
+    return normalize(config, images)
 
 
-def two_views(config: ViewConfig, images, image_size: int, seed, step, rows: slice, batch: int):
-    """Both normalized views of some rows of a step's batch (paper section 3.4).
+class BatchDraws(typing.NamedTuple):
+    """Everything random about some rows of a step's batch."""
+
+    flip: tf.Tensor  # bool [b]; one draw for both views (paper section 3.4)
+    views: tuple[ViewParameters, ViewParameters]
+
+
+def draw_batch(config: ViewConfig, seed, step, rows: slice, batch: int) -> BatchDraws:
+    """Draws for the whole batch of a step, of which some rows are kept.
 
     Args:
         config: the recipe.
-        images: uint8 [b, H, W, 3], the images of these rows.
-        image_size: side of the views.
         seed, step: of the run.
-        rows: which rows of the global batch the images are.
+        rows: which rows of the global batch to keep.
         batch: B, images in the global batch.
+    """
+    both = (draw_view(config, seed, step, view, batch) for view in (1, 2))
+    return BatchDraws(
+        draw_flip(config, seed, step, batch)[rows],
+        tuple(ViewParameters(*(values[rows] for values in drawn)) for drawn in both),
+    )
+
+
+def two_views(config: ViewConfig, images, image_size: int, draws: BatchDraws):
+    """Both normalized views of images of one size (paper section 3.4).
+
+    Args:
+        config: the recipe.
+        images: uint8 [b, H, W, 3].
+        image_size: side of the views.
+        draws: b rows.
 
     Returns:
         Two tensors float32 [b, image_size, image_size, 3].
@@ -171,31 +211,40 @@ def two_views(config: ViewConfig, images, image_size: int, seed, step, rows: sli
         view = evaluation_view(config, images, image_size)
         return view, view
     images = tf.cast(images, tf.float32)
-    flipped = geometry_ops.flip_left_right(images, draw_flip(config, seed, step, batch)[rows])
-    views = []
-    for view in (1, 2):
-        parameters = draw_view(config, seed, step, view, batch)
-        parameters = ViewParameters(*(values[rows] for values in parameters))
-        views.append(normalize(config, augment(config, flipped, parameters, image_size)))
-    return tuple(views)
+    return tuple(
+        finish_view(
+            config, _cut(config, images, parameters.crop, image_size), draws.flip, parameters
+        )
+        for parameters in draws.views
+    )
+
+
+def _cut(config: ViewConfig, images, uniform, image_size: int):
+    """The part of each image that a view shows, at the view's size."""
+    if not has_crop(config):
+        return evaluation_crop(config, images, image_size)
+    boxes = crop_boxes(config, uniform, tf.shape(images)[1], tf.shape(images)[2])
+    return geometry_ops.crop_and_resize(images, boxes, image_size, within_box=True)
+
+
+def evaluation_box(config: ViewConfig, height, width, image_size: int):
+    """What of an image the evaluation view shows: its centre, [4].
+
+    As if the shorter side were resized to evaluation_resize, then the centre cut out.
+    """
+    height, width = tf.cast(height, tf.float32), tf.cast(width, tf.float32)
+    side = tf.minimum(height, width) * (image_size / config.evaluation_resize)
+    return tf.stack([(height - side) / 2, (width - side) / 2, side, side])
 
 
 def evaluation_crop(config: ViewConfig, images, image_size: int):
-    """The centre of each image, as if its shorter side were resized to evaluation_resize first.
-
-    Args:
-        config: the recipe.
-        images: float32 [B, H, W, 3], 0..255.
-        image_size: side of the result.
-    """
+    """The evaluation view before normalization. float32 [B, H, W, 3] -> [B, S, S, 3]."""
     height, width = images.shape[1], images.shape[2]
     if height == width == image_size == config.evaluation_resize:
         return images
-    shape = tf.cast(tf.shape(images), tf.float32)
-    side = tf.minimum(shape[1], shape[2]) * (image_size / config.evaluation_resize)
-    box = tf.stack([(shape[1] - side) / 2, (shape[2] - side) / 2, side, side])  # [4]
-    boxes = tf.tile(box[None], [tf.shape(images)[0], 1])  # [B, 4]
-    return geometry_ops.crop_and_resize(images, boxes, image_size)
+    shape = tf.shape(images)
+    box = evaluation_box(config, shape[1], shape[2], image_size)
+    return geometry_ops.crop_and_resize(images, tf.tile(box[None], [shape[0], 1]), image_size)
 
 
 def evaluation_view(config: ViewConfig, images, image_size: int):

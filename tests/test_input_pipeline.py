@@ -6,13 +6,14 @@ import pytest
 from amdim_tf import config as config_lib
 from amdim_tf import input_pipeline
 from amdim_tf.errors import UserError
-from amdim_tf.sources import Source
+from amdim_tf.examples import ArraySource, SkippedImages
 
 
 def _source(count=50, size=32):
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, [count, size, size, 3]).astype(np.uint8)
-    return Source(images, np.arange(count, dtype=np.int32), tuple(map(str, range(count))))
+    labels, names = np.arange(count, dtype=np.int32), tuple(map(str, range(count)))
+    return ArraySource(images, labels, names, SkippedImages(count, 0.05))
 
 
 def _config(**settings):
@@ -76,6 +77,9 @@ def test_batch_larger_than_the_data():
 def test_evaluation_keeps_every_image_in_order():
     source, config = _source(count=11), _config()
     batches = list(input_pipeline.evaluation_batches(source, config, 4).as_numpy_iterator())
-    assert [len(batch) for batch in batches] == [4, 4, 3]
-    pixels = np.concatenate(batches) * np.array(config.views.std) + np.array(config.views.mean)
+    assert [len(labels) for _, labels in batches] == [4, 4, 3]
+    assert list(np.concatenate([labels for _, labels in batches])) == list(range(11))
+    pixels = np.concatenate([images for images, _ in batches]) * np.array(
+        config.views.std
+    ) + np.array(config.views.mean)
     np.testing.assert_allclose(pixels, source.images, atol=1e-3)

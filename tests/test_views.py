@@ -19,6 +19,11 @@ def _images(count, height, width, seed=0):
     return tf.constant(rng.integers(0, 256, [count, height, width, 3]), tf.uint8)
 
 
+def _two_views(config, images, size, seed=0, step=0, rows=slice(None), batch=None):
+    draws = views.draw_batch(config, seed, step, rows, batch or len(images))
+    return views.two_views(config, images, size, draws)
+
+
 def _frequency_is(values, probability):
     """Within four standard errors of a binomial share."""
     share = np.mean(np.asarray(values))
@@ -82,7 +87,7 @@ def test_the_two_views_share_the_flip_and_nothing_else():
     config = dataclasses.replace(STL, crop_scale=(0.0, 0.0), jitter=(0.0,) * 4, grayscale=0.0)
     config = dataclasses.replace(config, evaluation_resize=16)
     images = _images(64, 16, 16)
-    view1, view2 = views.two_views(config, images, 16, 0, 0, slice(None), 64)
+    view1, view2 = _two_views(config, images, 16)
     np.testing.assert_array_equal(view1, view2)
     flip = views.draw_flip(config, 0, 0, 64).numpy()
     expected = np.where(flip[:, None, None, None], images[:, :, ::-1], images)
@@ -100,9 +105,9 @@ def test_draws_depend_on_seed_step_and_view():
 @pytest.mark.parametrize("config, side, size", [(CIFAR, 32, 32), (STL, 96, 64)])
 def test_rows_are_the_same_in_parts(config, side, size):
     images = _images(6, side, side)
-    whole = views.two_views(config, images, size, 3, 7, slice(None), 6)
+    whole = _two_views(config, images, size, 3, 7)
     for rows in (slice(0, 3), slice(3, 6)):
-        part = views.two_views(config, images[rows], size, 3, 7, rows, 6)
+        part = _two_views(config, images[rows], size, 3, 7, rows, 6)
         for one, all_of in zip(part, whole, strict=True):
             np.testing.assert_allclose(one, all_of[rows], atol=1e-4)
 
@@ -110,7 +115,7 @@ def test_rows_are_the_same_in_parts(config, side, size):
 def test_no_augmentation_gives_identical_evaluation_views():
     config = config_lib.make({"dataset": "stl10", "augmentation": "none"}).views
     images = _images(3, 96, 96)
-    view1, view2 = views.two_views(config, images, 64, 0, 0, slice(None), 3)
+    view1, view2 = _two_views(config, images, 64)
     np.testing.assert_array_equal(view1, view2)
     np.testing.assert_array_equal(view1, views.evaluation_view(config, images, 64))
 
@@ -126,11 +131,11 @@ def test_evaluation_view_is_the_normalized_centre():
 
 def test_grayscale_and_lighting_are_applied():
     config = dataclasses.replace(CIFAR, grayscale=1.0, lighting=0.1, translate=0, flip=0.0)
-    view, _ = views.two_views(config, _images(4, 32, 32), 32, 0, 0, slice(None), 4)
+    view, _ = _two_views(config, _images(4, 32, 32), 32)
     pixels = view * tf.constant(config.std) + tf.constant(config.mean)
     assert np.ptp(pixels, axis=-1).max() < 1e-3
     still = dataclasses.replace(config, grayscale=0.0, jitter=(0.0,) * 4)
     images = _images(4, 32, 32)
-    lit, _ = views.two_views(still, images, 32, 0, 0, slice(None), 4)
+    lit, _ = _two_views(still, images, 32)
     change = views.denormalize(still, lit).numpy().astype(int) - images.numpy()
     assert 0 < np.abs(change).max() <= 60

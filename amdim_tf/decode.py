@@ -1,0 +1,182 @@
+"""From the bytes of a JPEG, PNG, BMP or WebP file to pixels, decoding no more than needed.
+
+What a file is, is read from its first bytes, not from its name. Whatever cannot be decoded raises
+inside the graph; `or_else` turns that into a value.
+"""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from amdim_tf import geometry_ops
+
+# Larger images are refused before they are decoded: a small file can claim any size.
+PIXEL_LIMIT = 100_000_000
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
+
+# The exact inverse transform, which Pillow uses too; TensorFlow's default is a rougher one.
+_DCT_METHOD = "INTEGER_ACCURATE"
+_JPEG, _PNG, _BMP, _RIFF = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"BM", b"RIFF"
+
+
+def _starts_with(contents, magic: bytes):
+    return tf.strings.substr(contents, 0, len(magic)) == magic
+
+
+def _number(contents, offset: int, count: int, big_endian: bool):
+    """An unsigned whole number of `count` bytes at `offset`; 0 where the file is too short."""
+    padded = tf.strings.join([contents, b"\0" * (offset + count)])
+    digits = tf.cast(tf.io.decode_raw(tf.strings.substr(padded, offset, count), tf.uint8), tf.int64)
+    places = tf.range(count, dtype=tf.int64)
+    places = tf.reverse(places, [0]) if big_endian else places
+    return tf.reduce_sum(digits * 256**places)
+
+
+def _header_size(contents):
+    """Height and width that the header claims, int64; what has no readable header gives 0, 0."""
+
+    def png():
+        return _number(contents, 20, 4, True), _number(contents, 16, 4, True)
+
+    def bmp():
+        # A negative height, in two's complement, means rows from top to bottom.
+        height = _number(contents, 22, 4, False)
+        return tf.minimum(height, 2**32 - height), _number(contents, 18, 4, False)
+
+    def webp():
+        # Simple lossy files have 14 bits at 26 and 28, lossless ones 14 bits each from 21 on, and
+        # extended ones 24 bits, less one, at 24 and 27.
+        kind = tf.strings.substr(tf.strings.join([contents, b"\0" * 16]), 12, 4)
+        bits = _number(contents, 21, 4, False)
+        lossless = tf.bitwise.right_shift(bits, 14) % 2**14 + 1, bits % 2**14 + 1
+        lossy = _number(contents, 28, 2, False) % 2**14, _number(contents, 26, 2, False) % 2**14
+        extended = _number(contents, 27, 3, False) + 1, _number(contents, 24, 3, False) + 1
+        return tuple(
+            tf.where(kind == b"VP8X", e, tf.where(kind == b"VP8L", one, other))
+            for e, one, other in zip(extended, lossless, lossy, strict=True)
+        )
+
+    nothing = tf.constant(0, tf.int64), tf.constant(0, tf.int64)
+    return tf.case(
+        [
+            (_starts_with(contents, _PNG), png),
+            (_starts_with(contents, _BMP), bmp),
+            (_starts_with(contents, _RIFF), webp),
+        ],
+        default=lambda: nothing,
+    )
+
+
+def image_size(contents):
+    """Height and width of an image file, int32 scalars, from its header.
+
+    Raises:
+        tf.errors.InvalidArgumentError: for what is no image, and for more than PIXEL_LIMIT pixels.
+    """
+
+    def jpeg_size():
+        shape = tf.io.extract_jpeg_shape(contents, output_type=tf.int64)
+        return shape[0], shape[1]
+
+    height, width = tf.cond(
+        _starts_with(contents, _JPEG), jpeg_size, lambda: _header_size(contents)
+    )
+    with tf.control_dependencies(
+        [
+            tf.debugging.assert_greater(height * width, tf.constant(0, tf.int64), "no image"),
+            tf.debugging.assert_less(tf.maximum(height, width), tf.constant(2**31, tf.int64)),
+            tf.debugging.assert_less_equal(
+                height * width, tf.constant(PIXEL_LIMIT, tf.int64), "too many pixels"
+            ),
+        ]
+    ):
+        return tf.cast(height, tf.int32), tf.cast(width, tf.int32)
+
+
+def _decode_whole(contents):
+    """uint8 [H, W, 3] of any supported file."""
+    image = tf.cond(
+        _starts_with(contents, _JPEG),
+        lambda: tf.io.decode_jpeg(contents, channels=3, dct_method=_DCT_METHOD),
+        lambda: tf.io.decode_image(contents, channels=3, expand_animations=False),
+    )
+    return tf.ensure_shape(image, [None, None, 3])
+
+
+def _decode_jpeg_window(contents, window, ratio: int):
+    """A window (top, left, height, width) of a JPEG that is shrunk by `ratio` while decoding."""
+    return tf.raw_ops.DecodeAndCropJpeg(
+        contents=contents,
+        crop_window=window,
+        channels=3,
+        ratio=ratio,
+        dct_method=_DCT_METHOD,
+    )
+
+
+def decode_boxes(contents, choose_boxes, size: int, within_box: bool):
+    """Boxes of an image, resampled to size × size, with the least decoding.
+
+    Of a JPEG only the rectangle around the boxes is decoded, and where all boxes are at least
+    twice (4, 8 times) as large as the result, at a half (quarter, eighth) of the resolution, which
+    the format gives for less than the price of the whole.
+
+    Args:
+        contents: scalar string, the file.
+        choose_boxes: function of (height, width) that returns float32 [n, 4]: top, left, height,
+            width in pixels.
+        size: side of the result.
+        within_box: as in geometry_ops.crop_and_resize.
+
+    Returns:
+        float32 [n, size, size, 3], 0..255.
+    """
+    height, width = image_size(contents)
+    boxes = choose_boxes(height, width)  # [n, 4]
+    smallest = tf.reduce_min(boxes[:, 2:]) / size
+
+    def jpeg(ratio):
+        scaled = boxes / ratio
+        end = tf.reduce_max(tf.math.ceil(scaled[:, :2] + scaled[:, 2:]), axis=0)  # [2]
+        limit = tf.math.ceil(tf.cast(tf.stack([height, width]), tf.float32) / ratio)
+        start = tf.floor(tf.reduce_min(scaled[:, :2], axis=0))  # [2]
+        start = tf.maximum(tf.minimum(start, limit - 1), 0.0)
+        extent = tf.maximum(tf.minimum(end, limit) - start, 1.0)
+        window = tf.cast(tf.concat([start, extent], axis=0), tf.int32)
+        offset = tf.concat([start, [0.0, 0.0]], axis=0)
+        return _decode_jpeg_window(contents, window, ratio), scaled - offset
+
+    image, inner = tf.cond(
+        _starts_with(contents, _JPEG),
+        lambda: tf.switch_case(
+            tf.reduce_sum([tf.cast(smallest >= ratio, tf.int32) for ratio in (2, 4, 8)]),
+            [lambda ratio=ratio: jpeg(ratio) for ratio in (1, 2, 4, 8)],
+        ),
+        lambda: (_decode_whole(contents), boxes),
+    )
+    images = tf.cast(image, tf.float32)[None]  # [1, h, w, 3]
+    return geometry_ops.crop_and_resize(images, inner, size, within_box)
+
+
+def decode(contents):
+    """The whole image, uint8 [H, W, 3], if it is within PIXEL_LIMIT."""
+    with tf.control_dependencies(image_size(contents)):
+        return _decode_whole(contents)
+
+
+def or_else(make, argument, default):
+    """make(argument), or `default` where that raises, with a flag that tells which.
+
+    A data set of one element that ignores errors is TensorFlow's only way to catch one in a graph.
+
+    Args:
+        make: function of `argument` that returns a tensor or a tuple of tensors.
+        argument: a tensor or a structure of tensors.
+        default: what `make` returns otherwise, of the same types.
+
+    Returns:
+        (value, whether it was made).
+    """
+    made = tf.data.Dataset.from_tensors(argument).map(lambda value: (make(value), True))
+    instead = tf.data.Dataset.from_tensors((default, False))
+    return made.ignore_errors().concatenate(instead).take(1).get_single_element()

@@ -1,0 +1,126 @@
+"""Folders of images: train/CLASS/*, test or val/CLASS/*, or any tree without labels."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+
+import numpy as np
+import tensorflow as tf
+
+from amdim_tf import decode, records
+from amdim_tf.config import DataConfig
+from amdim_tf.errors import UserError
+from amdim_tf.examples import UNLABELLED, EncodedSource, SkippedImages, Source, in_memory
+
+
+def image_files(directory: pathlib.Path) -> tuple[list[bytes], list[str]]:
+    """Every image file below a directory, in sorted order, and what could not be read.
+
+    Links are followed, each real directory once, so that a loop of links ends.
+    """
+    found: list[bytes] = []
+    unreadable: list[str] = []
+    visited: set[str] = set()
+
+    def note(error: OSError) -> None:
+        unreadable.append(os.fsdecode(error.filename))
+
+    for folder, folders, files in os.walk(os.fsencode(directory), onerror=note, followlinks=True):
+        real = os.path.realpath(folder)
+        if real in visited:
+            folders.clear()
+            continue
+        visited.add(real)
+        folders.sort()
+        found += [
+            os.path.join(folder, name)
+            for name in sorted(files)
+            if os.path.splitext(os.fsdecode(name))[1].lower() in decode.EXTENSIONS
+        ]
+    return found, unreadable
+
+
+def _folder_of_split(root: pathlib.Path, split: str) -> pathlib.Path | None:
+    """ROOT/train, or ROOT/val or ROOT/test; None for a tree without splits."""
+    if not (root / "train").is_dir():
+        return None
+    names = ("train",) if split == "train" else ("test", "val")
+    for name in names:
+        if (root / name).is_dir():
+            return root / name
+    raise UserError(
+        f"--data_dir: expected {root / 'test'} or {root / 'val'} with the test images, beside "
+        f"{root / 'train'}. Received: neither."
+    )
+
+
+def splits_of(root: pathlib.Path) -> tuple[str, ...]:
+    """The splits that a folder has: train and, where there is one, test."""
+    tests = (root / "train").is_dir() and any((root / name).is_dir() for name in ("test", "val"))
+    return ("train", "test") if tests else ("train",)
+
+
+def list_split(root: pathlib.Path, split: str):
+    """Paths and labels of a split.
+
+    Returns:
+        (paths, labels int32 [N], class names, directories that could not be read).
+    """
+    if not root.is_dir():
+        raise UserError(f"--data_dir: expected a directory of images. Received: {root}.")
+    folder = _folder_of_split(root, split)
+    if folder is None and split != "train":
+        raise UserError(
+            f"--data_dir: expected {root / 'train'}/CLASS/… and {root / 'test'}/CLASS/… for a "
+            "test. Received: a tree of images without splits or labels."
+        )
+    paths, unreadable = image_files(folder or root)
+    if not paths:
+        raise UserError(
+            f"--data_dir: expected images ({', '.join(decode.EXTENSIONS)}) below {folder or root}. "
+            "Received: none."
+        )
+    return paths, *_labels_of(paths, folder), unreadable
+
+
+def load_folder(config: DataConfig, split: str) -> Source:
+    """A split of a folder of images, or of one that tools/prepare_folder.py has packed."""
+    if not config.data_dir:
+        raise UserError(
+            f"--data_dir: expected the directory of images for --dataset={config.dataset}. "
+            "Received: nothing."
+        )
+    root = pathlib.Path(config.data_dir)
+    if records.index_path(root, split).exists():
+        return records.source(records.read_index(root, split), config)
+    paths, labels, class_names, unreadable = list_split(root, split)
+    skipped = SkippedImages(len(paths), config.max_bad_images)
+    for name in unreadable:
+        skipped.add(name)
+    return _file_source(paths, labels, class_names, skipped)
+
+
+def _labels_of(paths: list[bytes], folder: pathlib.Path | None):
+    """Labels from the first directory below the split's; none where a file lies directly in it."""
+    if folder is None:
+        return np.full(len(paths), UNLABELLED, np.int32), ()
+    parts = [os.path.relpath(path, os.fsencode(folder)).split(os.sep.encode()) for path in paths]
+    if any(len(part) < 2 for part in parts):
+        return np.full(len(paths), UNLABELLED, np.int32), ()
+    names = sorted({part[0] for part in parts})
+    numbers = {name: number for number, name in enumerate(names)}
+    labels = np.array([numbers[part[0]] for part in parts], np.int32)
+    return labels, tuple(os.fsdecode(name) for name in names)
+
+
+def _file_source(paths, labels, class_names, skipped) -> Source:
+    all_paths, all_labels = tf.constant(paths), tf.constant(labels)
+
+    def read(index):
+        return tf.io.read_file(all_paths[index]), all_labels[index]
+
+    source = EncodedSource(
+        len(paths), read, lambda index: os.fsdecode(paths[index]), class_names, skipped
+    )
+    return in_memory(source) or source

@@ -1,0 +1,139 @@
+"""Random access to the records of TFRecord shards.
+
+A TFRecord file is a row of records: 8 bytes of length, 4 of checksum, the record, 4 of checksum. An
+index holds where each record begins, so that example i can be read with one seek. Shards that
+TensorFlow Datasets prepared are indexed when they are opened, by walking over the lengths.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import os
+import pathlib
+import struct
+
+import numpy as np
+import tensorflow as tf
+
+from amdim_tf.config import DataConfig
+from amdim_tf.errors import UserError
+from amdim_tf.examples import EncodedSource, SkippedImages, Source, in_memory
+
+_FRAME = struct.Struct("<QI")  # length, its checksum
+_TRAILER = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Index:
+    """Where every record of some shards is.
+
+    Attributes:
+        files: paths of the shards.
+        shard: int32 [N], which file each record is in.
+        offset: int64 [N], where its bytes begin.
+        length: int64 [N], how many there are.
+        class_names: of the labels in the records.
+    """
+
+    files: tuple[str, ...]
+    shard: np.ndarray
+    offset: np.ndarray
+    length: np.ndarray
+    class_names: tuple[str, ...]
+
+    def __len__(self) -> int:
+        """How many records."""
+        return len(self.offset)
+
+    def read(self, number) -> bytes:
+        """The bytes of one record."""
+        handle = _open_shard(self.files[self.shard[number]])
+        return os.pread(handle, int(self.length[number]), int(self.offset[number]))
+
+    def name_of(self, number: int) -> str:
+        """Shard and place of a record, for people."""
+        return f"{self.files[self.shard[number]]}, byte {self.offset[number]}"
+
+
+@functools.lru_cache(maxsize=4096)
+def _open_shard(path: str) -> int:
+    return os.open(path, os.O_RDONLY)
+
+
+def scan(files: list[str], class_names: tuple[str, ...]) -> Index:
+    """Indexes shards by walking over the lengths of their records."""
+    shards, offsets, lengths = [], [], []
+    for number, path in enumerate(files):
+        size = os.path.getsize(path)
+        with open(path, "rb") as file:
+            position = 0
+            while position < size:
+                file.seek(position)
+                header = file.read(_FRAME.size)
+                length = _FRAME.unpack(header)[0] if len(header) == _FRAME.size else size
+                end = position + _FRAME.size + length + _TRAILER
+                if end > size:
+                    raise UserError(
+                        f"{path}: expected whole TFRecord records. Received: a record at byte "
+                        f"{position} that ends at {end}, in a file of {size} bytes. Prepare the "
+                        "data again."
+                    )
+                shards.append(number)
+                offsets.append(position + _FRAME.size)
+                lengths.append(length)
+                position = end
+    return Index(
+        tuple(files),
+        np.array(shards, np.int32),
+        np.array(offsets, np.int64),
+        np.array(lengths, np.int64),
+        class_names,
+    )
+
+
+def parse_example(example):
+    """(encoded image, int32 label) of a tf.train.Example with `image` and, maybe, `label`."""
+    features = tf.io.parse_single_example(
+        example,
+        {
+            "image": tf.io.FixedLenFeature([], tf.string),
+            "label": tf.io.FixedLenFeature([], tf.int64, default_value=-1),
+        },
+    )
+    return features["image"], tf.cast(features["label"], tf.int32)
+
+
+def source(index: Index, config: DataConfig) -> Source:
+    """The examples of an index."""
+    skipped = SkippedImages(len(index), config.max_bad_images)
+
+    def read(number):
+        example = tf.numpy_function(index.read, [number], tf.string, stateful=False)
+        return parse_example(tf.ensure_shape(example, []))
+
+    encoded = EncodedSource(len(index), read, index.name_of, index.class_names, skipped)
+    return in_memory(encoded) or encoded
+
+
+def index_path(root: pathlib.Path, split: str) -> pathlib.Path:
+    """Where tools/prepare_folder.py leaves the list of a split's shards."""
+    return root / f"{split}.records.json"
+
+
+def read_index(root: pathlib.Path, split: str) -> Index:
+    """The index of shards that tools/prepare_folder.py wrote."""
+    path = index_path(root, split)
+    try:
+        document = json.loads(path.read_text())
+        files = [str(root / pathlib.PurePath(name).name) for name in document["files"]]
+        class_names = tuple(str(name) for name in document["class_names"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{path}: expected the list that tools/prepare_folder.py writes. Received: {error}."
+        ) from None
+    for file in files:
+        if not os.path.exists(file):
+            raise UserError(f"{path}: expected the shard {file}; it is not there.")
+    return scan(files, class_names)

@@ -1,0 +1,136 @@
+"""Decoding: every format, sizes from headers, least work, and broken files."""
+
+import struct
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from pictures import encoded, picture
+from PIL import Image
+
+from amdim_tf import decode
+
+FORMATS = {
+    "jpeg": ("JPEG", {"quality": 95}),
+    "progressive jpeg": ("JPEG", {"progressive": True, "quality": 95}),
+    "png": ("PNG", {}),
+    "bmp": ("BMP", {}),
+    "webp": ("WEBP", {"quality": 95}),
+    "lossless webp": ("WEBP", {"lossless": True}),
+    "extended webp": ("WEBP", {"exif": b"Exif\0\0" + b"x" * 8, "quality": 95}),
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_formats(name):
+    kind, options = FORMATS[name]
+    image = picture(37, 53)
+    contents = encoded(image, kind, **options)
+    assert [int(side) for side in decode.image_size(contents)] == [37, 53]
+    difference = np.abs(decode.decode(contents).numpy().astype(int) - np.asarray(image))
+    assert difference.mean() < 4
+
+
+@pytest.mark.parametrize("mode", ["L", "CMYK", "RGBA", "P", "1", "I;16", "LA"])
+def test_colour_models(mode):
+    image = picture().convert("L").convert("I;16") if mode == "I;16" else picture().convert(mode)
+    kind = "JPEG" if mode in ("L", "CMYK") else "PNG"
+    pixels = decode.decode(encoded(image, kind))
+    assert pixels.shape == (60, 80, 3) and pixels.dtype == tf.uint8
+
+
+def test_top_down_bmp():
+    contents = bytearray(encoded(picture(10, 12), "BMP"))
+    contents[22:26] = struct.pack("<i", -10)
+    assert [int(side) for side in decode.image_size(bytes(contents))] == [10, 12]
+
+
+def _boxes(*boxes):
+    return lambda height, width: tf.constant(boxes, tf.float32)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+def test_boxes_equal_pillows_crop_and_resize(kind):
+    image = picture(200, 300)
+    contents = encoded(image, kind)
+    decoded = Image.fromarray(decode.decode(contents).numpy())
+    boxes = ((10, 20, 50, 60), (40, 5, 33, 47))
+    crops = decode.decode_boxes(contents, _boxes(*boxes), 32, within_box=True)
+    for crop, (top, left, height, width) in zip(crops.numpy(), boxes, strict=True):
+        expected = decoded.crop((left, top, left + width, top + height)).resize(
+            (32, 32), Image.Resampling.BICUBIC
+        )
+        assert np.mean(np.abs(crop - np.asarray(expected, float)) <= 1) > 0.99
+
+
+@pytest.mark.parametrize("side, ratio", [(60, 1), (70, 2), (130, 4), (260, 8)])
+def test_large_boxes_are_decoded_small(side, ratio, monkeypatch):
+    image = picture(300, 320)
+    contents = encoded(image, quality=95)
+    used = []
+    real = decode._decode_jpeg_window
+    monkeypatch.setattr(
+        decode,
+        "_decode_jpeg_window",
+        lambda contents, window, r: (used.append(r), real(contents, window, r))[1],
+    )
+    box = (13, 21, side, side)
+    crop = decode.decode_boxes(contents, _boxes(box), 32, within_box=True)[0]
+    assert used == [ratio]
+    expected = image.crop((21, 13, 21 + side, 13 + side)).resize((32, 32), Image.Resampling.BICUBIC)
+    assert np.abs(crop - np.asarray(expected, float)).mean() < 3
+
+
+@pytest.mark.parametrize("height, width", [(1, 1), (1, 5000), (5000, 1), (2, 3)])
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+def test_odd_sizes(height, width, kind):
+    contents = encoded(picture(height, width), kind)
+    whole = _boxes((0, 0, height, width))
+    crops = decode.decode_boxes(contents, whole, 32, within_box=True)
+    assert crops.shape == (1, 32, 32, 3) and np.isfinite(crops).all()
+
+
+GOOD = encoded(picture())
+BROKEN = {
+    "empty": b"",
+    "text": b"this is no image\n" * 100,
+    "truncated jpeg": GOOD[: len(GOOD) // 2],
+    "jpeg header only": GOOD[:20],
+    "truncated png": encoded(picture(), "PNG")[:200],
+    "png header only": b"\x89PNG\r\n\x1a\n",
+    "bmp header only": b"BM",
+    "riff that is no webp": b"RIFF\x10\0\0\0WAVEfmt ",
+    "zip": b"PK\x03\x04" + b"\0" * 100,
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_broken_files_are_told_apart(name):
+    def whole(contents):
+        return decode.decode_boxes(contents, _boxes((0, 0, 60, 80)), 32, within_box=False)
+
+    for contents, good in ((BROKEN[name], False), (GOOD, True)):
+        crops, made = decode.or_else(whole, tf.constant(contents), tf.zeros([1, 32, 32, 3]))
+        assert bool(made) is good
+        assert bool(np.any(crops)) is good
+
+
+def _png_claiming(width, height):
+    contents = bytearray(encoded(picture(8, 8), "PNG"))
+    contents[16:24] = struct.pack(">II", width, height)
+    return bytes(contents)
+
+
+@pytest.mark.parametrize(
+    "contents",
+    [_png_claiming(60000, 60000), _png_claiming(2**31 - 1, 2**31 - 1), _png_claiming(2**31, 1)],
+)
+def test_bombs_are_refused_before_they_are_decoded(contents):
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        decode.image_size(contents)
+
+
+def test_jpeg_bomb():
+    contents = encoded(Image.new("L", (20000, 6000)))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="too many pixels"):
+        decode.decode(contents)
