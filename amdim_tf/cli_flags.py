@@ -124,6 +124,7 @@ def import_tensorflow_quietly() -> None:
     TF_CPP_MIN_LOG_LEVEL does not reach these lines (TensorFlow issue 100442), so they are taken out
     of standard error; every other line, and every warning or error, is passed on.
     """
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")  # for the notes of later compilations
     saved = os.dup(2)
     with tempfile.TemporaryFile() as notes:
         os.dup2(notes.fileno(), 2)

@@ -119,12 +119,13 @@ def decode_boxes(contents, choose_boxes, size: int, within_box: bool):
 
     Of a JPEG only the rectangle around the boxes is decoded, and where all boxes are at least
     twice (4, 8 times) as large as the result, at a half (quarter, eighth) of the resolution, which
-    the format gives for less than the price of the whole.
+    the format gives for less than the price of the whole. A box that is still that large is
+    averaged over 2×2 (4×4, 8×8) pixels before the finer resampling.
 
     Args:
         contents: scalar string, the file.
         choose_boxes: function of (height, width) that returns float32 [n, 4]: top, left, height,
-            width in pixels.
+            width in pixels; n is static.
         size: side of the result.
         within_box: as in geometry_ops.crop_and_resize.
 
@@ -133,29 +134,63 @@ def decode_boxes(contents, choose_boxes, size: int, within_box: bool):
     """
     height, width = image_size(contents)
     boxes = choose_boxes(height, width)  # [n, 4]
-    smallest = tf.reduce_min(boxes[:, 2:]) / size
 
     def jpeg(ratio):
         scaled = boxes / ratio
-        end = tf.reduce_max(tf.math.ceil(scaled[:, :2] + scaled[:, 2:]), axis=0)  # [2]
         limit = tf.math.ceil(tf.cast(tf.stack([height, width]), tf.float32) / ratio)
-        start = tf.floor(tf.reduce_min(scaled[:, :2], axis=0))  # [2]
-        start = tf.maximum(tf.minimum(start, limit - 1), 0.0)
-        extent = tf.maximum(tf.minimum(end, limit) - start, 1.0)
-        window = tf.cast(tf.concat([start, extent], axis=0), tf.int32)
-        offset = tf.concat([start, [0.0, 0.0]], axis=0)
+        start, extent = _whole_pixels(
+            tf.reduce_min(scaled[:, :2], axis=0),
+            tf.reduce_max(scaled[:, :2] + scaled[:, 2:], axis=0),
+            limit,
+        )
+        window = tf.concat([start, extent], axis=0)
+        offset = tf.concat([tf.cast(start, tf.float32), [0.0, 0.0]], axis=0)
         return _decode_jpeg_window(contents, window, ratio), scaled - offset
 
     image, inner = tf.cond(
         _starts_with(contents, _JPEG),
-        lambda: tf.switch_case(
-            tf.reduce_sum([tf.cast(smallest >= ratio, tf.int32) for ratio in (2, 4, 8)]),
-            [lambda ratio=ratio: jpeg(ratio) for ratio in (1, 2, 4, 8)],
-        ),
+        lambda: _by_reduction(tf.reduce_min(boxes[:, 2:]) / size, jpeg),
         lambda: (_decode_whole(contents), boxes),
     )
-    images = tf.cast(image, tf.float32)[None]  # [1, h, w, 3]
-    return geometry_ops.crop_and_resize(images, inner, size, within_box)
+    return tf.concat(
+        [_resample(image, inner[i], size, within_box) for i in range(boxes.shape[0])], axis=0
+    )
+
+
+def _by_reduction(largest, make):
+    """make(r) with the largest r of 1, 2, 4 and 8 that is not above `largest`."""
+    return tf.switch_case(
+        tf.reduce_sum([tf.cast(largest >= ratio, tf.int32) for ratio in (2, 4, 8)]),
+        [lambda ratio=ratio: make(ratio) for ratio in (1, 2, 4, 8)],
+    )
+
+
+def _whole_pixels(start, end, limit):
+    """The whole pixels that cover start..end (rows, columns), as int32 start and extent."""
+    start = tf.maximum(tf.minimum(tf.floor(start), limit - 1), 0.0)
+    extent = tf.maximum(tf.minimum(tf.math.ceil(end), limit) - start, 1.0)
+    return tf.cast(start, tf.int32), tf.cast(extent, tf.int32)
+
+
+def _resample(image, box, size: int, within_box: bool):
+    """One box [4] of a uint8 image [H, W, 3], as float32 [1, size, size, 3].
+
+    What the filter cannot see is cut off first; the rest is averaged down as far as it may be.
+    """
+    reach = 0.0 if within_box else 2 * tf.reduce_max(box[2:]) / size + 1
+    limit = tf.cast(tf.shape(image)[:2], tf.float32)
+    start, extent = _whole_pixels(box[:2] - reach, box[:2] + box[2:] + reach, limit)
+    part = image[start[0] : start[0] + extent[0], start[1] : start[1] + extent[1]]
+    part = tf.cast(part, tf.float32)[None]  # [1, h, w, 3]
+    box = tf.concat([box[:2] - tf.cast(start, tf.float32), box[2:]], axis=0)
+
+    def averaged(ratio):
+        if ratio == 1:
+            return part, box
+        return tf.nn.avg_pool2d(part, ratio, ratio, "SAME"), box / ratio
+
+    small, inner = _by_reduction(tf.reduce_min(box[2:]) / size, averaged)
+    return geometry_ops.crop_and_resize(small, inner[None], size, within_box)
 
 
 def decode(contents):

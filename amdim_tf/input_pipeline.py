@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from amdim_tf import decode, views
+from amdim_tf import decode, policies, views
 from amdim_tf.config import Config
 from amdim_tf.errors import UserError
 from amdim_tf.examples import UNLABELLED, ArraySource, EncodedSource, Source
@@ -38,7 +38,13 @@ def batch_indices(step, seed, examples: int, batch_size: int):
 
 
 def training_batches(
-    source: Source, config: Config, first_step: int, last_step: int, shard: int = 0, shards: int = 1
+    source: Source,
+    config: Config,
+    first_step: int,
+    last_step: int,
+    shard: int = 0,
+    shards: int = 1,
+    policy: policies.Policy | None = None,
 ) -> tf.data.Dataset:
     """Batches of two views for the steps first_step .. last_step − 1.
 
@@ -47,18 +53,21 @@ def training_batches(
         config: the run's settings.
         first_step, last_step: which steps.
         shard, shards: this pipeline makes part `shard` of `shards` equal parts of each batch.
+        policy: applied to the views; by default the configured one.
 
     Returns:
         Dataset of {"view1", "view2": float32 [b, S, S, 3], "label": int32 [b]}.
     """
     size, batch_size = config.data.image_size, config.training.batch_size
     share = batch_size // shards
+    if policy is None and config.views.policy:
+        policy = policies.load(config.views.policy)
     rows = slice(shard * share, (shard + 1) * share)
     steps = tf.data.Dataset.range(first_step, last_step)
     make = _batches_in_memory if isinstance(source, ArraySource) else _batches_on_disk
     shape = [share, size, size, 3]
     return (
-        make(source, config, steps, rows)
+        make(source, config, steps, rows, policy)
         .map(
             lambda view1, view2, label: {
                 "view1": tf.ensure_shape(view1, shape),
@@ -70,7 +79,7 @@ def training_batches(
     )
 
 
-def _batches_in_memory(source: ArraySource, config: Config, steps, rows: slice):
+def _batches_in_memory(source: ArraySource, config: Config, steps, rows: slice, policy):
     """(view1, view2, label) of each step, made by whole-batch operations."""
     size, batch_size = config.data.image_size, config.training.batch_size
     seed = config.training.seed
@@ -79,22 +88,23 @@ def _batches_in_memory(source: ArraySource, config: Config, steps, rows: slice):
 
     def make_batch(step):
         indices = batch_indices(step, seed, len(source), batch_size)[rows]
-        draws = views.draw_batch(config.views, seed, step, rows, batch_size)
+        draws = views.draw_batch(config.views, seed, step, rows, batch_size, policy)
         chosen = tf.gather(images, indices)  # [b, H, W, 3]
+        chosen = tf.ensure_shape(chosen, [rows.stop - rows.start, *images.shape[1:]])
         view1, view2 = views.two_views(config.views, chosen, size, draws)
         return view1, view2, tf.gather(labels, indices)
 
     return steps.map(make_batch, num_parallel_calls=tf.data.AUTOTUNE)
 
 
-def _batches_on_disk(source: EncodedSource, config: Config, steps, rows: slice):
+def _batches_on_disk(source: EncodedSource, config: Config, steps, rows: slice, policy):
     """(view1, view2, label) of each step: crops image by image, the rest on whole batches."""
     size, batch_size = config.data.image_size, config.training.batch_size
     seed, recipe = config.training.seed, config.views
     augmented = recipe.augmentation != "none"
 
     def rows_of(step):
-        draws = views.draw_batch(recipe, seed, step, rows, batch_size)
+        draws = views.draw_batch(recipe, seed, step, rows, batch_size, policy)
         uniform = tf.stack([drawn.crop for drawn in draws.views], axis=1)  # [b, 2, attempts, 4]
         indices = batch_indices(step, seed, len(source), batch_size)[rows]
         return indices, uniform
@@ -113,7 +123,7 @@ def _batches_on_disk(source: EncodedSource, config: Config, steps, rows: slice):
         if not augmented:
             view = views.normalize(recipe, crops[:, 0])
             return view, view, label
-        draws = views.draw_batch(recipe, seed, step, rows, batch_size)
+        draws = views.draw_batch(recipe, seed, step, rows, batch_size, policy)
         view1, view2 = (
             views.finish_view(recipe, crops[:, number], draws.flip, parameters)
             for number, parameters in enumerate(draws.views)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 import pathlib
 import time
 
 import tensorflow as tf
 
-from amdim_tf import checkpoints, input_pipeline, sources, views
+from amdim_tf import checkpoints, input_pipeline, policies, sources, views
 from amdim_tf import config as config_lib
 from amdim_tf.config import Config
 from amdim_tf.errors import UserError
@@ -32,10 +33,13 @@ def train(config: Config, model_dir) -> AMDIM:
     Returns:
         The trained model.
     """
+    policy = _kept_policy(config.views.policy, model_dir)
     source = sources.load(config.data, "train")
     per_epoch = input_pipeline.steps_per_epoch(source, config.training.batch_size)
     total = config.training.train_steps or math.ceil(config.training.epochs * per_epoch)
     _write_config(config, model_dir, source)
+    if policy is not None:
+        policies.save(policy, _policy_path(model_dir))
     model = compiled_model(config, len(source.class_names), per_epoch)
     saved = checkpoints.Checkpoints(model_dir, model, config.training.checkpoints_kept)
     step = saved.restore_latest() or 0
@@ -48,7 +52,7 @@ def train(config: Config, model_dir) -> AMDIM:
     )
     report_skipped = functools.partial(_report_skipped, source, model_dir)
     report_skipped()
-    batches = input_pipeline.training_batches(source, config, step, total)
+    batches = input_pipeline.training_batches(source, config, step, total, policy=policy)
     log = MetricsLog(model_dir, step)
     try:
         _run_steps(model, batches, config, saved, log, step, total, report_skipped)
@@ -58,6 +62,26 @@ def train(config: Config, model_dir) -> AMDIM:
     if source.skipped.names:
         print(f"{len(source.skipped.names)} images could not be decoded: see skipped_images.txt")
     return model
+
+
+def _policy_path(model_dir) -> pathlib.Path:
+    return pathlib.Path(model_dir) / "policy.json"
+
+
+def _kept_policy(name: str, model_dir) -> policies.Policy | None:
+    """The run's policy: the copy in model_dir if there is one, which a file must still equal."""
+    if not name:
+        return None
+    kept = _policy_path(model_dir)
+    if not kept.exists():
+        return policies.load(name)
+    policy = policies.load(kept)
+    if not (name.endswith(".json") and not os.path.exists(name)) and policies.load(name) != policy:
+        raise UserError(
+            f"--policy: expected the policy that the run began with, {kept}. Received: {name}, "
+            "which has changed. Use another --model_dir for it."
+        )
+    return policy
 
 
 def compiled_model(config: Config, classes: int, per_epoch: int) -> AMDIM:

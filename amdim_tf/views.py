@@ -13,7 +13,7 @@ import typing
 
 import tensorflow as tf
 
-from amdim_tf import geometry_ops, image_ops
+from amdim_tf import geometry_ops, image_ops, policies
 from amdim_tf.config import ViewConfig
 
 _CROP_ATTEMPTS = 10
@@ -29,16 +29,24 @@ class ViewParameters(typing.NamedTuple):
     order: tf.Tensor  # int32 [B, 4]: the order of those four changes
     grayscale: tf.Tensor  # bool [B]
     lighting: tf.Tensor  # [B, 3]
+    policy: policies.DrawnSteps | tuple[()]  # steps of the policy, B rows; empty: no policy
+
+
+def _key(seed, step, view, name: str):
+    """The key of one random draw."""
+    number = view * len(_DRAWS) + _DRAWS.index(name)
+    return tf.random.experimental.stateless_fold_in([seed, number], step)
 
 
 def _draw(distribution, seed, step, view, name: str, shape):
     """Random numbers [B, ...] that are a function of the arguments alone."""
-    number = view * len(ViewParameters._fields) * 2 + _DRAWS.index(name)
-    key = tf.random.experimental.stateless_fold_in([seed, number], step)
-    return distribution(shape, key)
+    return distribution(shape, _key(seed, step, view, name))
 
 
-_DRAWS = ("flip", "moved", "shift", "crop", "jittered", "changes", "order", "grayscale", "lighting")
+_DRAWS = (
+    "flip", "moved", "shift", "crop", "jittered", "changes", "order", "grayscale", "lighting",
+    "policy",
+)  # fmt: skip
 
 
 def draw_flip(config: ViewConfig, seed, step, batch):
@@ -46,7 +54,9 @@ def draw_flip(config: ViewConfig, seed, step, batch):
     return _draw(tf.random.stateless_uniform, seed, step, 0, "flip", [batch]) < config.flip
 
 
-def draw_view(config: ViewConfig, seed, step, view: int, batch) -> ViewParameters:
+def draw_view(
+    config: ViewConfig, seed, step, view: int, batch, policy: policies.Policy | None = None
+) -> ViewParameters:
     """Parameters of view 1 or 2 of every image in a step's global batch.
 
     Args:
@@ -55,6 +65,7 @@ def draw_view(config: ViewConfig, seed, step, view: int, batch) -> ViewParameter
         step: scalar.
         view: 1 or 2; the two are independent.
         batch: B, images in the global batch.
+        policy: whose steps are drawn, too.
     """
 
     def uniform(name, *shape):
@@ -75,6 +86,7 @@ def draw_view(config: ViewConfig, seed, step, view: int, batch) -> ViewParameter
         order=tf.argsort(uniform("order", 4), axis=1),
         grayscale=uniform("grayscale") < config.grayscale,
         lighting=normal * config.lighting,
+        policy=policies.draw(policy, _key(seed, step, view, "policy"), batch) if policy else (),
     )
 
 
@@ -146,7 +158,10 @@ def has_crop(config: ViewConfig) -> bool:
 
 
 def finish_view(config: ViewConfig, images, flip, parameters: ViewParameters):
-    """Flips, shifts, colours and normalizes images that have the view's size already.
+    """Augments and normalizes images that have the view's size already.
+
+    The policy comes first, as in Fast AutoAugment's own pipeline, except that there it is applied
+    to the whole image before the crop, which costs several times as much on photographs.
 
     Args:
         config: the recipe.
@@ -157,6 +172,14 @@ def finish_view(config: ViewConfig, images, flip, parameters: ViewParameters):
     Returns:
         float32 [b, S, S, 3], normalized.
     """
+    if parameters.policy:
+        images = policies.apply(images, parameters.policy)
+    return _flip_shift_colour_normalize(config, images, flip, parameters._replace(policy=()))
+
+
+# Compiled as one kernel this is 2 to 3 times as fast on a CPU core as operation by operation.
+@tf.function(jit_compile=True)
+def _flip_shift_colour_normalize(config: ViewConfig, images, flip, parameters: ViewParameters):
     images = geometry_ops.flip_left_right(images, flip)
     if config.translate and not has_crop(config):
         shift = parameters.shift
@@ -179,7 +202,9 @@ class BatchDraws(typing.NamedTuple):
     views: tuple[ViewParameters, ViewParameters]
 
 
-def draw_batch(config: ViewConfig, seed, step, rows: slice, batch: int) -> BatchDraws:
+def draw_batch(
+    config: ViewConfig, seed, step, rows: slice, batch: int, policy: policies.Policy | None = None
+) -> BatchDraws:
     """Draws for the whole batch of a step, of which some rows are kept.
 
     Args:
@@ -187,11 +212,12 @@ def draw_batch(config: ViewConfig, seed, step, rows: slice, batch: int) -> Batch
         seed, step: of the run.
         rows: which rows of the global batch to keep.
         batch: B, images in the global batch.
+        policy: applied to each view, or None.
     """
-    both = (draw_view(config, seed, step, view, batch) for view in (1, 2))
+    both = tuple(draw_view(config, seed, step, view, batch, policy) for view in (1, 2))
     return BatchDraws(
         draw_flip(config, seed, step, batch)[rows],
-        tuple(ViewParameters(*(values[rows] for values in drawn)) for drawn in both),
+        tf.nest.map_structure(lambda values: values[rows], both),
     )
 
 

@@ -23,6 +23,7 @@ def test_data_set_recipes():
     strong = config_lib.make({"dataset": "imagenet2012", "augmentation": "strong"})
     assert strong.views.crop_scale == (0.2, 0.9)
     assert (strong.views.jitter_probability, strong.views.lighting) == (1.0, 0.1)
+    assert strong.views.policy == "autoaugment_imagenet"
 
 
 def test_a_given_setting_wins_over_the_recipe():

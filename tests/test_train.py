@@ -80,6 +80,8 @@ def test_the_configs_are_all_there():
         (["--tasks=1to9"], "--tasks"),
         (["--crop_scale=a,b"], "--crop_scale"),
         (["--flagfile=configs/none.cfg"], "configs/none.cfg"),
+        (["--policy=none.json"], "none.json"),
+        (["--dataset=folder"], "--data_dir"),
         (["stray"], "stray"),
     ],
 )

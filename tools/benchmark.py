@@ -2,12 +2,17 @@
 
 Usage:
     python tools/benchmark.py train --ndf=128 --n_rkhs=1024 --n_depth=10 --batch_size=32
+    python tools/benchmark.py input --dataset=folder --data_dir=PHOTOS --batch_size=64
 
 train: the whole training step, online classifiers included, on images in memory; the limit is the
 fastest large matrix product, measured before and after every step, since the speed of a shared
 machine changes from second to second.
+
+input: the training pipeline, from files (or memory, for small images) to batches of two normalized
+views, on one core, beside the same work done image by image with Pillow in the same run, in turns.
 """
 
+import os
 import pathlib
 import statistics
 import sys
@@ -15,6 +20,7 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
+import numpy as np
 from absl import flags
 
 from amdim_tf import cli_flags
@@ -24,6 +30,8 @@ from amdim_tf.errors import UserError
 cli_flags.define_config_flags()
 flags.adopt_module_key_flags(cli_flags)
 flags.DEFINE_integer("steps", 8, "Timed steps, after two that warm up.", lower_bound=1)
+
+flags.DEFINE_float("seconds", 3.0, "Seconds of each turn of `input`.", lower_bound=0.1)
 
 _MATRIX_SIDE = 2048
 _CLASSES = 10
@@ -117,7 +125,69 @@ def benchmark_train() -> None:
     print(f"  peak memory           {memory:8.0f} MiB beyond {before:.0f} MiB after imports")
 
 
-_SUITES = {"train": benchmark_train}
+def benchmark_input() -> None:
+    """Times the input pipeline beside Pillow, a few seconds each in turn, on one core."""
+    config = config_lib.make(cli_flags.given_settings())
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    cli_flags.import_tensorflow_quietly()
+    import random
+
+    import pillow_views
+    import tensorflow as tf
+
+    from amdim_tf import input_pipeline, policies, sources
+    from amdim_tf.examples import ArraySource
+
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+    source = sources.load(config.data, "train")
+    policy = policies.load(config.views.policy) if config.views.policy else None
+    batch = config.training.batch_size
+    batches = input_pipeline.training_batches(source, config, 0, 10**9)
+    in_memory = isinstance(source, ArraySource)
+    examples = [
+        source.images[i] if in_memory else source.read(tf.constant(i, tf.int64))[0].numpy()
+        for i in range(min(len(source), 500))
+    ]
+    rng = random.Random(0)
+
+    def pillow_batch():
+        chosen = rng.choices(examples, k=batch)
+        made = [pillow_views.two_views(contents, config, policy, rng) for contents in chosen]
+        np.stack([np.stack(views) for views in made])
+
+    def pace(run) -> float:
+        count, began = 0, time.perf_counter()
+        while time.perf_counter() - began < cli_flags.FLAGS.seconds:
+            run()
+            count += batch
+        return count / (time.perf_counter() - began)
+
+    def our_pace() -> float:
+        # An iterator of its own, gone when Pillow's turn comes: it would work on in the background.
+        iterator = iter(batches)
+        for _ in range(4):  # past what is made ahead
+            next(iterator)
+        return pace(lambda: next(iterator))
+
+    rates = [(our_pace(), pace(pillow_batch)) for _ in range(5)]
+    ratios = [mine / theirs for mine, theirs in rates]
+    place = "memory" if in_memory else "disk"
+    print(
+        f"input {config.data.dataset} from {place}, size {config.data.image_size}, batch {batch}, "
+        f"augmentation {config.views.augmentation}, policy {config.views.policy or 'none'}"
+    )
+    for name, values in zip(("amdim_tf", "Pillow"), zip(*rates, strict=True), strict=True):
+        print(
+            f"  {name:<10} {statistics.median(values):8.0f} images/s (two views each) on one core"
+        )
+    print(
+        f"  ratio      {statistics.median(ratios):8.2f} "
+        f"(median of 5; {min(ratios):.2f} to {max(ratios):.2f})"
+    )
+
+
+_SUITES = {"train": benchmark_train, "input": benchmark_input}
 
 
 def main(suite: str) -> None:
