@@ -38,7 +38,9 @@ $(VENV)/.installed: requirements.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 10) <= v <= (3, 13) else \
 	  "error: expected Python 3.10 to 3.13. Received: %d.%d. Try: make PYTHON=python3.12" % v)'
 	$(PYTHON) -m venv $(VENV)
+	@echo "Installing what requirements.txt lists; a minute or more."
 	$(BIN)/pip install --quiet --requirement requirements.txt
+	$(BIN)/pip install --quiet --no-deps --editable .
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed requirements-dev.txt

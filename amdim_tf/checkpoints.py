@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pathlib
-
 import keras
 import tensorflow as tf
 
@@ -29,7 +27,7 @@ class Checkpoints:
 
     def __init__(self, model_dir, model: AMDIM, kept: int = 1):
         self._model = model
-        self._directory = pathlib.Path(model_dir) / "checkpoints"
+        self._directory = config_lib.checkpoints_in(model_dir)
         contents = {"model": _by_name(model.variables)}
         if model.compiled:
             contents["optimizer"] = _by_name(model.optimizer.variables)
@@ -100,7 +98,7 @@ def load_model(model_dir, step_wanted: bool = False):
     step = Checkpoints(model_dir, model).restore_latest()
     if step is None:
         raise UserError(
-            f"{pathlib.Path(model_dir) / 'checkpoints'}: expected a checkpoint; there is none. "
+            f"{config_lib.checkpoints_in(model_dir)}: expected a checkpoint; there is none. "
             "Train first, or check --model_dir."
         )
     return (model, step) if step_wanted else model

@@ -16,9 +16,11 @@ from absl import app, flags, logging
 
 from amdim_tf import config as config_lib
 from amdim_tf.config import SETTINGS, Config
-from amdim_tf.errors import UserError
+from amdim_tf.errors import Interrupted, UserError
 
 FLAGS = flags.FLAGS
+# Exit code of a run that was stopped by a signal and has saved its state.
+INTERRUPTED_CODE = 75
 
 
 class _ListParser(flags.ArgumentParser):
@@ -87,7 +89,13 @@ def training_config(model_dir: str) -> Config:
     """
     given = given_settings()
     path = config_lib.path_in(model_dir)
-    if not path.exists():
+    # A run that was stopped before its first checkpoint has nothing to go on with.
+    if not (path.exists() and config_lib.checkpoints_in(model_dir).exists()):
+        if "dataset" not in given:
+            raise UserError(
+                f"--dataset: expected for a new run, by flag or flag file; {model_dir} holds none "
+                "to go on with. Received: nothing."
+            )
         return config_lib.make(given)
     saved, _ = config_lib.load(path)
     before = config_lib.settings_of(saved)
@@ -160,6 +168,8 @@ def run(main: Callable[..., None], words: int = 0) -> None:
             program, *rest = FLAGS(argv)
         except flags.Error as error:
             sys.exit(_error_line(error))
+        except SystemExit:  # --help, which absl ends with an error code
+            sys.exit(0)
         if len(rest) != words:
             expected = f"{words} word(s) beside the flags" if words else "flags only"
             sys.exit(_error_line(f"expected {expected}. Received: {' '.join(rest) or 'none'}."))
@@ -171,6 +181,9 @@ def run(main: Callable[..., None], words: int = 0) -> None:
             main(*argv[1:])
         except UserError as error:
             sys.exit(_error_line(error))
+        except Interrupted as notice:
+            print(notice, file=sys.stderr)
+            sys.exit(INTERRUPTED_CODE)
 
     app.run(guarded_main, flags_parser=parse)
 

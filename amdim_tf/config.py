@@ -373,6 +373,11 @@ def path_in(model_dir: str | os.PathLike[str]) -> pathlib.Path:
     return pathlib.Path(model_dir) / "config.json"
 
 
+def checkpoints_in(model_dir: str | os.PathLike[str]) -> pathlib.Path:
+    """Where a run's checkpoints are kept."""
+    return pathlib.Path(model_dir) / "checkpoints"
+
+
 def save(config: Config, path: str | os.PathLike[str], extra: dict[str, Any]) -> None:
     """Writes config.json: format version, `extra` facts about the run, then every setting."""
     document = {"format_version": FORMAT_VERSION, **extra, **dataclasses.asdict(config)}

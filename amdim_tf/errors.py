@@ -8,3 +8,7 @@ class UserError(Exception):
     the fix. The command-line programs print it and exit with a non-zero code; anything else that
     is raised is a bug and keeps its traceback.
     """
+
+
+class Interrupted(Exception):
+    """The user or the system asked the program to stop, and it has stopped in good order."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import keras
 import tensorflow as tf
 
+from amdim_tf import views
 from amdim_tf.classifiers import LinearClassifier, MLPClassifier, classification_loss
 from amdim_tf.config import SCALES, Config, parse_task, top_channels
 from amdim_tf.embeddings import Embedding
@@ -13,6 +14,10 @@ from amdim_tf.nce import multiscale_losses
 
 # Keys that keep the step's random draws apart.
 _LOCATION_KEY, _DROPOUT_KEY = 1, 2
+
+
+def _is_floating(images) -> bool:
+    return tf.as_dtype(images.dtype).is_floating
 
 
 class AMDIM(keras.Model):
@@ -29,6 +34,7 @@ class AMDIM(keras.Model):
         super().__init__(name="amdim", **kwargs)
         settings, size = config.model, config.data.image_size
         self.settings = settings
+        self.view_settings = config.views
         self.image_size = size
         self.classes = classes
         self.seed = config.training.seed
@@ -65,9 +71,19 @@ class AMDIM(keras.Model):
             f1 [N, D]; f5 [N, 5, 5, C] and f7 [N, 7, 7, C], the maps before embedding; phi1 [N, D],
             phi5 [N, 5, 5, D], phi7 [N, 7, 7, D].
         """
+        shape, size = tuple(images.shape), self.image_size
+        if len(shape) != 4 or shape[1:] != (size, size, 3) or not _is_floating(images):
+            raise ValueError(
+                f"encode expects normalized float images [N, {size}, {size}, 3]; `preprocess` "
+                f"makes them of uint8 images. Received: shape {shape}, dtype {images.dtype}."
+            )
         features = self.encoder(images, training=training)
         embeddings = self.embed(features, SCALES, training=training)
         return {**features, **{f"phi{scale}": value for scale, value in embeddings.items()}}
+
+    def preprocess(self, images):
+        """The evaluation view of uint8 images [N, H, W, 3] of any size: what `encode` takes."""
+        return views.evaluation_view(self.view_settings, images, self.image_size)
 
     def call(self, images, training=False):
         """The same as `encode`."""

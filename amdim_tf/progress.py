@@ -21,7 +21,7 @@ class Progress:
 
     def __init__(self, total: int, label: str, unit: str, start: int = 0, line_seconds=30.0):
         self._total, self._label, self._unit = total, label, unit
-        self._start, self._done = start, start
+        self._start, self._done, self._printed = start, start, start
         self._began = self._shown = time.monotonic()
         self._line_seconds = line_seconds
         self._figures = ""
@@ -29,7 +29,7 @@ class Progress:
         if sys.stderr.isatty():
             self._bar = tqdm.tqdm(
                 total=total, initial=start, unit=unit, dynamic_ncols=True,
-                bar_format=label + " {n_fmt}/{total_fmt} |{bar:10}| {desc}{remaining} left",
+                bar_format=label + " {n_fmt}/{total_fmt} |{bar:10}| {remaining} left {desc}",
             )  # fmt: skip
 
     def advance(self, count: int = 1) -> None:
@@ -44,13 +44,13 @@ class Progress:
         """Replaces the figures beside the count."""
         self._figures = figures
         if self._bar is not None:
-            self._bar.set_description_str(figures + " ", refresh=False)
+            self._bar.set_description_str(figures, refresh=False)
 
     def close(self) -> None:
         """Ends the bar, or prints the last line."""
         if self._bar is not None:
             self._bar.close()
-        elif self._done > self._start:
+        elif self._done > self._printed:
             self._print_line()
 
     def __enter__(self) -> Progress:
@@ -62,12 +62,12 @@ class Progress:
         self.close()
 
     def _print_line(self) -> None:
-        self._shown = time.monotonic()
+        self._shown, self._printed = time.monotonic(), self._done
         pace = (self._shown - self._began) / max(self._done - self._start, 1)
         left = int(pace * (self._total - self._done))
         print(
-            f"{self._label} {self._done}/{self._total} {self._unit}s {self._figures} "
-            f"{left // 60:02d}:{left % 60:02d} left",
+            f"{self._label} {self._done}/{self._total} {self._unit}s "
+            f"{left // 60:02d}:{left % 60:02d} left {self._figures}".rstrip(),
             file=sys.stderr,
             flush=True,
         )

@@ -13,11 +13,12 @@ import tensorflow as tf
 from amdim_tf import checkpoints, input_pipeline, policies, sources, views
 from amdim_tf import config as config_lib
 from amdim_tf.config import Config
-from amdim_tf.errors import UserError
+from amdim_tf.errors import Interrupted, UserError
 from amdim_tf.examples import Source
 from amdim_tf.model import AMDIM
 from amdim_tf.optimizer import make_optimizer
 from amdim_tf.progress import Progress
+from amdim_tf.signals import StopSignals
 from amdim_tf.summaries import MetricsLog, average
 
 _SHOWN_PAIRS = 16
@@ -59,6 +60,12 @@ def train(config: Config, model_dir) -> AMDIM:
     except tf.errors.OpError:
         report_skipped()  # an input pipeline that found too many bad images says so here
         raise
+    finally:
+        log.close()
+    print(
+        f"Trained. Files are in {model_dir}; next: python -m amdim_tf.evaluate "
+        f"--model_dir={model_dir}"
+    )
     if source.skipped.names:
         print(f"{len(source.skipped.names)} images could not be decoded: see skipped_images.txt")
     return model
@@ -110,7 +117,8 @@ def _run_steps(model, batches, config, saved, log, first_step, total, report_ski
     train_step = tf.function(model.train_step)
     training = config.training
     window, window_began = [], time.monotonic()
-    with Progress(total, "train", "step", start=first_step) as progress:
+    progress = Progress(total, "train", "step", start=first_step)
+    with progress, StopSignals() as signals:
         for step, batch in enumerate(batches, start=first_step + 1):
             if step == first_step + 1:
                 shown = [
@@ -128,9 +136,13 @@ def _run_steps(model, batches, config, saved, log, first_step, total, report_ski
                 progress.show(_figures_line(figures))
                 report_skipped()
                 window, window_began = [], time.monotonic()
-            if step % training.checkpoint_steps == 0 or step == total:
+            if step % training.checkpoint_steps == 0 or step == total or signals.received:
                 saved.save(step)
-    log.close()
+            if signals.received and step < total:
+                raise Interrupted(
+                    f"Stopped by {signals.received} after step {step} of {total}, which is saved. "
+                    "The same command goes on from here."
+                )
 
 
 def _report_skipped(source: Source, model_dir) -> None:

@@ -147,3 +147,23 @@ def test_costs_by_hand():
     stages += [(7, 16 * 32 + 32 * 32 + 16 * 32)]
     expected = sum(2 * side * side * weights for side, weights in stages)
     assert costs.forward_flops(model) == expected
+
+
+def test_preprocess_makes_what_encode_takes():
+    model = make_model()
+    images = np.random.default_rng(0).integers(0, 256, [2, 40, 50, 3]).astype(np.uint8)
+    assert model.encode(model.preprocess(images))["f1"].shape == (2, 32)
+
+
+@pytest.mark.parametrize(
+    "images",
+    [
+        np.zeros([2, 32, 32, 3], np.uint8),
+        np.zeros([2, 64, 64, 3], np.float32),
+        np.zeros([32, 32, 3], np.float32),
+        np.zeros([2, 3, 32, 32], np.float32),
+    ],
+)
+def test_encode_says_what_it_expects(images):
+    with pytest.raises(ValueError, match=r"\[N, 32, 32, 3\].*Received: shape"):
+        make_model().encode(images)

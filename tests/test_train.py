@@ -3,14 +3,24 @@
 import json
 import os
 import pathlib
+import re
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
 ROOT = pathlib.Path(__file__).parent.parent
 CONFIGS = sorted((ROOT / "configs").rglob("*.cfg"))
-TINY = ["--ndf=4", "--n_rkhs=16", "--n_depth=1", "--batch_size=8", "--log_steps=2"]
+TINY = [
+    "--dataset=scenes",
+    "--ndf=4",
+    "--n_rkhs=16",
+    "--n_depth=1",
+    "--batch_size=8",
+    "--log_steps=2",
+]
 
 
 def run(program, *flags, code=0):
@@ -86,13 +96,13 @@ def test_the_configs_are_all_there():
     ],
 )
 def test_mistakes_get_one_line(flags, named, tmp_path):
-    model_dir = [f"--model_dir={tmp_path / 'run'}"] if flags else []
+    model_dir = [f"--model_dir={tmp_path / 'run'}", "--dataset=scenes"] if flags else []
     assert named in refused("train", *model_dir, *flags)
     assert not (tmp_path / "run").exists()
 
 
 def test_a_batch_larger_than_the_data(tmp_path):
-    line = refused("train", f"--model_dir={tmp_path / 'run'}", "--batch_size=30000")
+    line = refused("train", f"--model_dir={tmp_path / 'run'}", *TINY, "--batch_size=30000")
     assert "--batch_size: expected at most 20000" in line and "30000" in line
     assert not (tmp_path / "run").exists()
 
@@ -135,7 +145,36 @@ def test_train_resume_and_contradict(tmp_path):
     assert sorted(path.name for path in (model_dir / "checkpoints").iterdir()) == before
 
 
+def test_a_new_run_needs_a_data_set(tmp_path):
+    assert "--dataset" in refused("train", f"--model_dir={tmp_path / 'typo'}")
+
+
+@pytest.mark.parametrize("signal_sent", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.slow
+def test_a_signal_saves_and_the_same_command_goes_on(tmp_path, signal_sent):
+    command = [sys.executable, "-m", "amdim_tf.train", f"--model_dir={tmp_path}", *TINY]
+    process = subprocess.Popen(
+        [*command, "--train_steps=100000"], stderr=subprocess.PIPE, text=True, cwd=ROOT
+    )
+    metrics = tmp_path / "metrics.csv"
+    while process.poll() is None and not metrics.exists():
+        time.sleep(0.2)
+    process.send_signal(signal_sent)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 75, errors
+    stopped = int(re.search(rf"Stopped by {signal_sent.name} after step (\d+)", errors)[1])
+    assert (tmp_path / "checkpoints" / f"step-{stopped}.index").exists()
+    done = run("train", f"--model_dir={tmp_path}", f"--train_steps={stopped + 2}")
+    assert f"steps {stopped} to {stopped + 2}" in done.stdout
+
+
+def test_a_run_without_checkpoint_can_begin_again(tmp_path):
+    (tmp_path / "config.json").write_text("left behind")
+    run("train", f"--model_dir={tmp_path}", *TINY, "--train_steps=1")
+    assert (tmp_path / "checkpoints" / "step-1.index").exists()
+
+
 def test_help_lists_the_settings():
-    text = run("train", "--helpshort", code=1).stdout
+    text = run("train", "--help").stdout
     for name in ("--dataset", "--tasks", "--crop_scale", "--model_dir"):
         assert name in text
