@@ -38,8 +38,16 @@ class Checkpoints:
 
     def save(self, step: int) -> None:
         """Writes a checkpoint of this step, unless it is there already."""
-        if self._manager.latest_checkpoint != str(self._directory / f"step-{step}"):
+        if self._manager.latest_checkpoint == str(self._directory / f"step-{step}"):
+            return
+        try:
             self._manager.save(checkpoint_number=step)
+        except (OSError, tf.errors.OpError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise UserError(
+                f"{self._directory}: expected room and permission for a checkpoint of step {step}. "
+                f"Received: {reason}"
+            ) from None
 
     def restore_latest(self) -> int | None:
         """Restores the newest checkpoint and returns its step; None where there is none yet."""

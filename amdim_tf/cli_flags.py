@@ -90,7 +90,7 @@ def training_config(model_dir: str) -> Config:
     given = given_settings()
     path = config_lib.path_in(model_dir)
     # A run that was stopped before its first checkpoint has nothing to go on with.
-    if not (path.exists() and config_lib.checkpoints_in(model_dir).exists()):
+    if not (path.exists() and (config_lib.checkpoints_in(model_dir) / "checkpoint").exists()):
         if "dataset" not in given:
             raise UserError(
                 f"--dataset: expected for a new run, by flag or flag file; {model_dir} holds none "

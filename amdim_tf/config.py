@@ -125,9 +125,11 @@ class ViewConfig:
 class ModelConfig:
     """The encoder, its embeddings (paper section 3.6) and the NCE tasks (sections 3.3, 3.5)."""
 
-    ndf: int = _setting(128, "Channels of the encoder's first stage.", minimum=1)
-    n_rkhs: int = _setting(1024, "Dimension D of f1 and of the embeddings.", minimum=1)
-    n_depth: int = _setting(10, "Residual layers in each block.", minimum=1)
+    ndf: int = _setting(128, "Channels of the encoder's first stage.", minimum=1, maximum=8192)
+    n_rkhs: int = _setting(
+        1024, "Dimension D of f1 and of the embeddings.", minimum=1, maximum=65536
+    )
+    n_depth: int = _setting(10, "Residual layers in each block.", minimum=1, maximum=1000)
     use_bn: bool = _setting(False, "Batch normalization in every residual layer.")
     tasks: tuple[str, ...] = _setting(
         ("1to5", "1to7", "5to5"), "Prediction tasks NtoM, with N and M among 1, 5 and 7."
@@ -161,12 +163,22 @@ class OptimizerConfig:
 class TrainingConfig:
     """Batches, length of the run, seed, and what is written how often."""
 
-    batch_size: int = _setting(128, "Images in a batch (two views of each).", minimum=2)
-    epochs: float = _setting(1.0, "Passes over the training images.", minimum=0, changeable=True)
-    train_steps: int = _setting(
-        0, "Steps to train; 0: as many as --epochs makes.", minimum=0, changeable=True
+    batch_size: int = _setting(
+        128, "Images in a batch (two views of each).", minimum=2, maximum=10**6
     )
-    seed: int = _setting(0, "Seed of weights, order, views and dropout.", minimum=0)
+    epochs: float = _setting(
+        1.0, "Passes over the training images.", minimum=0, maximum=10**6, changeable=True
+    )
+    train_steps: int = _setting(
+        0,
+        "Steps to train; 0: as many as --epochs makes.",
+        minimum=0,
+        maximum=10**12,
+        changeable=True,
+    )
+    seed: int = _setting(
+        0, "Seed of weights, order, views and dropout.", minimum=0, maximum=2**31 - 1
+    )
     checkpoint_steps: int = _setting(1000, "Steps between checkpoints.", minimum=1, changeable=True)
     checkpoints_kept: int = _setting(
         3, "How many of the newest checkpoints stay.", minimum=1, changeable=True
@@ -397,7 +409,7 @@ def load(path: str | os.PathLike[str]) -> tuple[Config, dict[str, Any]]:
             f"{path}: expected the config.json of a training run; there is none. "
             "Check --model_dir, or train first."
         ) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: expected readable JSON. Received: {error}.") from None
     version = document.pop("format_version", None) if isinstance(document, dict) else None
     if version != FORMAT_VERSION:
@@ -411,6 +423,9 @@ def load(path: str | os.PathLike[str]) -> tuple[Config, dict[str, Any]]:
         if not isinstance(values, dict):
             raise UserError(f"{path}: expected a section {section!r} with settings.")
         settings.update(values)
+    classes = document.get("classes")
+    if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
+        raise UserError(f"{path}: expected 'classes', a list of names. Received: {classes!r}.")
     missing = [name for name in SETTINGS if name not in settings]
     if missing:
         raise UserError(f"{path}: expected every setting; missing: {', '.join(missing)}.")

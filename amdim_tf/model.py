@@ -153,7 +153,7 @@ class AMDIM(keras.Model):
 
     def draw(self, shape, step, key):
         """Uniform numbers that are a function of (seed, step, key) alone."""
-        seed = tf.stack([tf.cast(self.seed * 8 + key, tf.int32), tf.cast(step, tf.int32)])
+        seed = tf.random.experimental.stateless_fold_in([self.seed, key], step)
         return tf.random.stateless_uniform(shape, seed)
 
     def draw_locations(self, batch, step):

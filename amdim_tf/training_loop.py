@@ -60,6 +60,11 @@ def train(config: Config, model_dir) -> AMDIM:
     except tf.errors.OpError:
         report_skipped()  # an input pipeline that found too many bad images says so here
         raise
+    except OSError as error:
+        raise UserError(
+            f"{error.filename or model_dir}: expected to be written ({error.strerror}). The newest "
+            "checkpoint is whole; make room, and run the same command again."
+        ) from None
     finally:
         log.close()
     print(

@@ -236,7 +236,9 @@ def two_views(config: ViewConfig, images, image_size: int, draws: BatchDraws):
     if config.augmentation == "none":
         view = evaluation_view(config, images, image_size)
         return view, view
-    images = tf.cast(images, tf.float32)
+    # The maximum changes nothing but keeps TensorFlow from moving later transpositions before the
+    # cast: oneDNN cannot transpose bytes, and says so on standard error.
+    images = tf.maximum(tf.cast(images, tf.float32), 0.0)
     return tuple(
         finish_view(
             config, _cut(config, images, parameters.crop, image_size), draws.flip, parameters

@@ -37,7 +37,8 @@ def test_a_given_setting_wins_over_the_recipe():
     [
         ({"dataset": "mnist"}, "--dataset"),
         ({"image_size": 48}, "--image_size: expected one of 32, 64, 128. Received: 48"),
-        ({"batch_size": 1}, "--batch_size: expected a whole number of at least 2. Received: 1"),
+        ({"batch_size": 1}, "--batch_size: expected a whole number of at least 2 and at most"),
+        ({"seed": 2**31}, "--seed"),
         ({"batch_size": 2.5}, "--batch_size"),
         ({"batch_size": True}, "--batch_size"),
         ({"learning_rate": float("nan")}, "--learning_rate"),
@@ -73,7 +74,7 @@ def test_json_round_trip(tmp_path):
 
 def _edited(tmp_path, edit):
     path = config_lib.path_in(tmp_path)
-    config_lib.save(config_lib.Config(), path, {})
+    config_lib.save(config_lib.Config(), path, {"classes": []})
     document = json.loads(path.read_text())
     edit(document)
     path.write_text(json.dumps(document))
@@ -88,6 +89,10 @@ def _edited(tmp_path, edit):
         (lambda d: d["model"].pop("ndf"), "ndf"),
         (lambda d: d["model"].update(ndf="four"), "--ndf"),
         (lambda d: d["model"].update(colour=1), "colour"),
+        (lambda d: d["model"].update(ndf=10**9), "--ndf"),
+        (lambda d: d.pop("classes"), "'classes'"),
+        (lambda d: d.update(classes="cat"), "'classes'"),
+        (lambda d: d.update(classes=[1]), "'classes'"),
     ],
 )
 def test_bad_files_name_the_place(tmp_path, edit, named):
@@ -101,7 +106,7 @@ def test_missing_and_broken_files(tmp_path):
     with pytest.raises(UserError, match="there is none"):
         config_lib.load(config_lib.path_in(tmp_path))
     path = config_lib.path_in(tmp_path)
-    for text in ("{", "[]", "null", "\x00"):
+    for text in ("{", "[]", "null", "\x00", "[" * 100000):
         path.write_text(text)
         with pytest.raises(UserError, match=str(path)):
             config_lib.load(path)
