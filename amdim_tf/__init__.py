@@ -1,5 +1,10 @@
 """AMDIM (Augmented Multiscale Deep InfoMax, arXiv 1906.00910) in TensorFlow and Keras."""
 
+import os
+
+# Keras must run on TensorFlow here, whatever else it is set to on this machine.
+os.environ["KERAS_BACKEND"] = "tensorflow"
+
 __version__ = "0.1.0"
 __all__ = ["load_model"]
 

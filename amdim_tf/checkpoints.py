@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import keras
 import tensorflow as tf
 
@@ -32,22 +34,18 @@ class Checkpoints:
         if model.compiled:
             contents["optimizer"] = _by_name(model.optimizer.variables)
         self._checkpoint = tf.train.Checkpoint(**contents)
-        self._manager = tf.train.CheckpointManager(
-            self._checkpoint, str(self._directory), max_to_keep=kept, checkpoint_name="step"
-        )
+        with _refusing(self._directory, "expected checkpoints"):
+            self._manager = tf.train.CheckpointManager(
+                self._checkpoint, str(self._directory), max_to_keep=kept, checkpoint_name="step"
+            )
 
     def save(self, step: int) -> None:
         """Writes a checkpoint of this step, unless it is there already."""
         if self._manager.latest_checkpoint == str(self._directory / f"step-{step}"):
             return
-        try:
+        wanted = f"expected room and permission for a checkpoint of step {step}"
+        with _refusing(self._directory, wanted):
             self._manager.save(checkpoint_number=step)
-        except (OSError, tf.errors.OpError) as error:
-            reason = str(error).strip().splitlines()[0]
-            raise UserError(
-                f"{self._directory}: expected room and permission for a checkpoint of step {step}. "
-                f"Received: {reason}"
-            ) from None
 
     def restore_latest(self) -> int | None:
         """Restores the newest checkpoint and returns its step; None where there is none yet."""
@@ -56,16 +54,14 @@ class Checkpoints:
             return None
         self._check_shapes(latest)
         # A model without optimizer, as evaluation has it, leaves that part of the file unused.
-        self._checkpoint.restore(latest).expect_partial().assert_existing_objects_matched()
-        return int(latest.rpartition("-")[2])
+        with _refusing(latest, "expected a whole checkpoint step-N"):
+            self._checkpoint.restore(latest).expect_partial().assert_existing_objects_matched()
+            return int(latest.rpartition("-")[2])
 
     def _check_shapes(self, path: str) -> None:
         """Refuses a file whose weights are not the model's, naming the first that differ."""
-        try:
+        with _refusing(path, "expected a readable checkpoint"):
             found = tf.train.load_checkpoint(path).get_variable_to_shape_map()
-        except (tf.errors.OpError, ValueError) as error:
-            reason = str(error).strip().splitlines()[0]
-            raise UserError(f"{path}: expected a readable checkpoint. Received: {reason}") from None
         different = []
         for variable in self._model.variables:
             shape, key = list(variable.shape), _key_in_file(variable)
@@ -77,6 +73,16 @@ class Checkpoints:
                 f"{path}: expected a checkpoint of the model that config.json describes. "
                 f"Received other weights: {'; '.join(different[:3])}{more}."
             )
+
+
+@contextlib.contextmanager
+def _refusing(path, wanted: str):
+    """Turns what TensorFlow raises for bad files into one line that names the path."""
+    try:
+        yield
+    except (OSError, IndexError, ValueError, AssertionError, tf.errors.OpError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UserError(f"{path}: {wanted}. Received: {reason}") from None
 
 
 def _key_in_file(variable: keras.Variable) -> str:

@@ -181,6 +181,8 @@ def run(main: Callable[..., None], words: int = 0) -> None:
             main(*argv[1:])
         except UserError as error:
             sys.exit(_error_line(error))
+        except OSError as error:
+            sys.exit(_error_line(f"{error.filename or 'a file'}: {error.strerror or error}."))
         except Interrupted as notice:
             print(notice, file=sys.stderr)
             sys.exit(INTERRUPTED_CODE)

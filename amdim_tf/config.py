@@ -18,6 +18,7 @@ from amdim_tf.errors import UserError
 FORMAT_VERSION = 1
 ENCODER_SIZES = (32, 64, 128)
 SCALES = (1, 5, 7)
+MOST_CLASSES = 100_000
 
 _CIFAR_MEAN, _CIFAR_STD = (125.3, 123.0, 113.9), (63.0, 62.1, 66.7)
 _STL_MEAN, _STL_STD = (109.65, 107.1, 99.45), (68.85, 66.3, 68.85)
@@ -152,7 +153,10 @@ class OptimizerConfig:
     weight_decay: float = _setting(1e-5, "L2 weight, added to the gradient.", minimum=0)
     warmup_steps: int = _setting(500, "Steps of linear warm-up.", minimum=0)
     milestones: tuple[float, ...] = _setting(
-        (), "Epochs after which the learning rate is multiplied by decay_factor.", minimum=0
+        (),
+        "Epochs after which the learning rate is multiplied by decay_factor.",
+        minimum=0,
+        maximum=10**6,
     )
     decay_factor: float = _setting(
         0.2, "Factor applied to the learning rate at each milestone.", minimum=0, maximum=1
@@ -306,6 +310,7 @@ def _checked(field: dataclasses.Field, value: Any) -> Any:
             isinstance(item, types)
             and (kind == "bool" or not isinstance(item, bool))
             and (not isinstance(item, float) or math.isfinite(item))
+            and (not isinstance(item, int) or abs(item) < 2**63)
             and item in limits.get("choices", (item,))
             and not ("minimum" in limits and item < limits["minimum"])
             and not ("maximum" in limits and item > limits["maximum"])
@@ -424,8 +429,12 @@ def load(path: str | os.PathLike[str]) -> tuple[Config, dict[str, Any]]:
             raise UserError(f"{path}: expected a section {section!r} with settings.")
         settings.update(values)
     classes = document.get("classes")
-    if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
-        raise UserError(f"{path}: expected 'classes', a list of names. Received: {classes!r}.")
+    is_list = isinstance(classes, list) and len(classes) <= MOST_CLASSES
+    if not is_list or not all(isinstance(name, str) for name in classes):
+        raise UserError(
+            f"{path}: expected 'classes', a list of at most {MOST_CLASSES} names. "
+            f"Received: {str(classes)[:80]}."
+        )
     missing = [name for name in SETTINGS if name not in settings]
     if missing:
         raise UserError(f"{path}: expected every setting; missing: {', '.join(missing)}.")

@@ -84,9 +84,22 @@ def test_checkpoint_of_another_model(tmp_path, settings):
     assert "\n" not in str(error.value)
 
 
-def test_damaged_checkpoint(tmp_path):
-    _save_run(tmp_path, _trained(), 2)
-    (tmp_path / "checkpoints" / "step-2.index").write_bytes(b"not an index")
-    with pytest.raises(UserError, match="readable checkpoint") as error:
+@pytest.mark.parametrize(
+    "name, contents",
+    [
+        ("step-2.index", b"not an index"),
+        ("step-2.data-00000-of-00001", b""),
+        ("step-2.data-00000-of-00001", b"\0" * 500),
+        ("step-2.data-00000-of-00001", None),
+        ("checkpoint", b""),
+        ("checkpoint", b"\xfc\x00"),
+        ("checkpoint", b'model_checkpoint_path: "best"\nall_model_checkpoint_paths: "best"\n'),
+    ],
+)
+def test_damaged_checkpoint(tmp_path, name, contents):
+    _save_run(tmp_path, _trained(steps=1), 2)
+    path = tmp_path / "checkpoints" / name
+    path.unlink() if contents is None else path.write_bytes(contents)
+    with pytest.raises(UserError, match="checkpoint") as error:
         amdim_tf.load_model(tmp_path)
     assert "\n" not in str(error.value)
