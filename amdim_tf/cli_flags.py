@@ -118,6 +118,16 @@ def _shown(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
+def require_model_dir(meaning: str) -> str:
+    """The value of --model_dir, without characters that TensorFlow's file functions expand."""
+    model_dir = require("model_dir", meaning)
+    if set(model_dir) & set("*?[]\\"):
+        raise UserError(
+            f"--model_dir: expected a name without * ? [ ] and backslash. Received: {model_dir}."
+        )
+    return model_dir
+
+
 def require(name: str, meaning: str) -> str:
     """The value of a flag that must be given."""
     value = FLAGS[name].value

@@ -71,7 +71,10 @@ class ViewConfig:
         0.5, "Probability of a horizontal flip, shared by both views.", minimum=0, maximum=1
     )
     translate: int = _setting(
-        0, "Largest shift in pixels, with reflection; used where crop_scale is 0,0.", minimum=0
+        0,
+        "Largest shift in pixels, with reflection; used where crop_scale is 0,0.",
+        minimum=0,
+        maximum=1000,
     )
     translate_probability: float = _setting(
         0.8, "Probability that a view is shifted.", minimum=0, maximum=1
@@ -115,10 +118,18 @@ class ViewConfig:
         32, "Shorter side of an image before the evaluation view's centre crop.", minimum=1
     )
     mean: tuple[float, ...] = _setting(
-        _CIFAR_MEAN, "Mean of red, green and blue, on the scale 0 to 255.", length=3
+        _CIFAR_MEAN,
+        "Mean of red, green and blue, on the scale 0 to 255.",
+        minimum=-1e6,
+        maximum=1e6,
+        length=3,
     )
     std: tuple[float, ...] = _setting(
-        _CIFAR_STD, "Standard deviation of red, green and blue.", minimum=1e-3, length=3
+        _CIFAR_STD,
+        "Standard deviation of red, green and blue.",
+        minimum=1e-3,
+        maximum=1e6,
+        length=3,
     )
 
 
@@ -151,7 +162,7 @@ class OptimizerConfig:
         0.999, "Adam's decay of the second moment.", minimum=0, maximum=0.9999999
     )
     weight_decay: float = _setting(1e-5, "L2 weight, added to the gradient.", minimum=0)
-    warmup_steps: int = _setting(500, "Steps of linear warm-up.", minimum=0)
+    warmup_steps: int = _setting(500, "Steps of linear warm-up.", minimum=0, maximum=10**9)
     milestones: tuple[float, ...] = _setting(
         (),
         "Epochs after which the learning rate is multiplied by decay_factor.",

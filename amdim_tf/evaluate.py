@@ -17,7 +17,7 @@ flags.DEFINE_list("baselines", [], "What to show beside it: untrained, pixels.")
 
 def main() -> None:
     """Reads the flags and evaluates."""
-    model_dir = cli_flags.require("model_dir", "the directory of a training run")
+    model_dir = cli_flags.require_model_dir("the directory of a training run")
     cli_flags.import_tensorflow_quietly()
     from amdim_tf import evaluation
 

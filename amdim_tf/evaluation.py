@@ -29,6 +29,11 @@ def evaluate(model_dir, probes: list[str], baselines: list[str]) -> dict[str, An
     _check_names("baselines", baselines, BASELINES)
     config, facts = config_lib.load(config_lib.path_in(model_dir))
     classes = len(facts["classes"])
+    if classes < 2:
+        raise UserError(
+            f"{config_lib.path_in(model_dir)}: expected at least 2 classes, for a classifier. "
+            f"Received: {classes}. This run learned from images without labels."
+        )
     model, step = checkpoints.load_model(model_dir, step_wanted=True)
     train, test = (sources.load(config.data, split) for split in ("labelled", "test"))
 

@@ -19,7 +19,7 @@ flags.DEFINE_string("model_dir", None, "Directory of the run; it is made if need
 
 def main() -> None:
     """Reads the flags and trains."""
-    model_dir = cli_flags.require("model_dir", "a directory for the run's files")
+    model_dir = cli_flags.require_model_dir("a directory for the run's files")
     config = cli_flags.training_config(model_dir)
     cli_flags.import_tensorflow_quietly()
     from amdim_tf import training_loop

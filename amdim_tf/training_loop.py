@@ -38,12 +38,13 @@ def train(config: Config, model_dir) -> AMDIM:
     source = sources.load(config.data, "train")
     per_epoch = input_pipeline.steps_per_epoch(source, config.training.batch_size)
     total = config.training.train_steps or math.ceil(config.training.epochs * per_epoch)
-    _write_config(config, model_dir, source)
-    if policy is not None:
-        policies.save(policy, _policy_path(model_dir))
     model = compiled_model(config, len(source.class_names), per_epoch)
     saved = checkpoints.Checkpoints(model_dir, model, config.training.checkpoints_kept)
     step = saved.restore_latest() or 0
+    # Nothing is written before all settings have been accepted.
+    _write_config(config, model_dir, source)
+    if policy is not None:
+        policies.save(policy, _policy_path(model_dir))
     if step >= total:
         print(f"{model_dir}: already trained for {step} of {total} steps.")
         return model

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from test_train import TINY, refused, run
 
+from amdim_tf import config as config_lib
 from amdim_tf.probing import Features, linear_accuracy
 
 
@@ -65,6 +66,11 @@ def test_evaluate_writes_table_and_json(tmp_path):
     for name, accuracy in shown.items():
         line = next(line for line in done.stdout.splitlines() if name in line)
         assert f"{100 * accuracy:.1f}%" in line
+
+
+def test_a_run_without_classes_cannot_be_probed(tmp_path):
+    config_lib.save(config_lib.Config(), config_lib.path_in(tmp_path), {"classes": []})
+    assert "at least 2 classes" in refused("evaluate", f"--model_dir={tmp_path}")
 
 
 @pytest.mark.parametrize(

@@ -92,6 +92,8 @@ def test_the_configs_are_all_there():
         (["--flagfile=configs/none.cfg"], "configs/none.cfg"),
         (["--policy=none.json"], "none.json"),
         (["--dataset=folder"], "--data_dir"),
+        (["--model_dir=runs/a*"], "--model_dir"),
+        (["--model_dir=runs/run[1]"], "--model_dir"),
         (["stray"], "stray"),
     ],
 )
