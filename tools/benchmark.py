@@ -4,9 +4,10 @@ Usage:
     python tools/benchmark.py train --ndf=128 --n_rkhs=1024 --n_depth=10 --batch_size=32
     python tools/benchmark.py input --dataset=folder --data_dir=PHOTOS --batch_size=64
 
-train: the whole training step, online classifiers included, on images in memory; the limit is the
-fastest large matrix product, measured before and after every step, since the speed of a shared
-machine changes from second to second.
+train: the whole training step, online classifiers included, on images in memory. The limit is a
+large matrix product, repeated for a second before and after every step, since the speed of a shared
+machine changes from second to second: its sustained rate, which like a step's is a mean over the
+machine's moods, and its best single run.
 
 input: the training pipeline, from files (or memory, for small images) to batches of two normalized
 views, on one core, beside the same work done image by image with Pillow in the same run, in turns.
@@ -37,8 +38,11 @@ _MATRIX_SIDE = 2048
 _CLASSES = 10
 
 
-def matmul_peak():
-    """A function that measures the GFLOP/s of a 2048×2048 float32 matrix product, best of five."""
+def matmul_rates():
+    """A function that repeats a 2048×2048 float32 matrix product for a second.
+
+    It returns the GFLOP/s of the whole second and of the fastest product.
+    """
     import tensorflow as tf
 
     @tf.function
@@ -48,11 +52,14 @@ def matmul_peak():
     matrices = [tf.random.stateless_normal([_MATRIX_SIDE] * 2, seed=[i, 0]) for i in range(2)]
     product(*matrices)
 
-    def gflops():
-        best = min(_seconds(lambda: product(*matrices).numpy()) for _ in range(5))
-        return 2 * _MATRIX_SIDE**3 / best / 1e9
+    def measure():
+        times = []
+        while sum(times) < 1.0:
+            times.append(_seconds(lambda: product(*matrices).numpy()))
+        gflop = 2 * _MATRIX_SIDE**3 / 1e9
+        return gflop * len(times) / sum(times), gflop / min(times)
 
-    return gflops
+    return measure
 
 
 def _seconds(run) -> float:
@@ -94,11 +101,11 @@ def benchmark_train() -> None:
     first = _seconds(run)
     run()
     memory = peak_memory_mib() - before
-    peak = matmul_peak()
-    times, peaks = [], [peak()]
+    measure = matmul_rates()
+    times, rates = [], [measure()]
     for _ in range(cli_flags.FLAGS.steps):
         times.append(_seconds(run))
-        peaks.append(peak())
+        rates.append(measure())
     gflop = costs.step_flops(model, batch) / 1e9
     model_settings = config.model
     print(
@@ -106,21 +113,24 @@ def benchmark_train() -> None:
         f"{model_settings.n_depth}) batch {batch}, {model.count_params():,} parameters"
     )
     print(f"  first step            {first:8.1f} s")
-    shares = [
-        gflop / seconds / max(before_it, after_it)
-        for seconds, before_it, after_it in zip(times, peaks, peaks[1:], strict=False)
-    ]
     for name, summary in (("median", statistics.median), ("best", min)):
         seconds = summary(times)
         print(
             f"  step, {name:<15} {1000 * seconds:8.1f} ms {batch / seconds:8.1f} images/s "
             f"{gflop / seconds:7.1f} GFLOP/s"
         )
-    print(f"  matmul peak           {min(peaks):8.1f} to {max(peaks):.1f} GFLOP/s")
-    print(
-        f"  share of matmul peak  {100 * statistics.median(shares):8.1f}% "
-        f"(median; {100 * min(shares):.1f}% to {100 * max(shares):.1f}%)"
-    )
+    neighbours = list(zip(rates, rates[1:], strict=False))  # before and after each step
+    limits = {
+        "sustained": [(before[0] + after[0]) / 2 for before, after in neighbours],
+        "best": [max(before[1], after[1]) for before, after in neighbours],
+    }
+    for name, values in limits.items():
+        shares = [gflop / seconds / limit for seconds, limit in zip(times, values, strict=True)]
+        print(
+            f"  matmul, {name:<13} {min(values):8.1f} to {max(values):.1f} GFLOP/s; the step's share "
+            f"{100 * statistics.median(shares):.1f}% "
+            f"(median; {100 * min(shares):.1f}% to {100 * max(shares):.1f}%)"
+        )
     print(f"  arithmetic            {gflop / batch:8.2f} GFLOP per image pair")
     print(f"  peak memory           {memory:8.0f} MiB beyond {before:.0f} MiB after imports")
 
