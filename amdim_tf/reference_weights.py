@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import pathlib
+
 import keras
 import numpy as np
 
+from amdim_tf import torch_files
 from amdim_tf.blocks import BatchNorm, ResidualBlock, ResidualLayer
 from amdim_tf.embeddings import Embedding
+from amdim_tf.errors import UserError
 from amdim_tf.model import AMDIM
+from amdim_tf.reference_shapes import COUNTER, Architecture, reference_shapes
 
 
 def reference_variables(model: AMDIM) -> dict[str, keras.Variable]:
@@ -49,10 +54,59 @@ def from_reference_layout(array: np.ndarray) -> np.ndarray:
     return array.T
 
 
+def to_reference_layout(array: np.ndarray) -> np.ndarray:
+    """The inverse of `from_reference_layout`: HWIO -> OIHW, IO -> OI."""
+    if array.ndim == 4:
+        return np.ascontiguousarray(array.transpose(3, 2, 0, 1))
+    return np.ascontiguousarray(array.T)
+
+
 def assign_reference_weights(model: AMDIM, state: dict[str, np.ndarray]) -> None:
     """Copies a reference state dict into the model."""
     for name, variable in reference_variables(model).items():
         variable.assign(from_reference_layout(state[name]))
+
+
+def tensors_kept_in(model_dir) -> pathlib.Path:
+    """Where an imported run keeps the tensors that have no counterpart in our model."""
+    return pathlib.Path(model_dir) / "reference_tensors.npz"
+
+
+def reference_state(model: AMDIM, model_dir) -> dict[str, np.ndarray]:
+    """The reference's state dict of a run: our weights, and what our model has no use for.
+
+    That is norms which use_bn leaves idle, and counters of batches, which nothing in PyTorch reads
+    as long as a norm's momentum is a number. They are as the run's import has kept them, or else as
+    PyTorch initializes them.
+    """
+    variables, kept = reference_variables(model), {}
+    if tensors_kept_in(model_dir).exists():
+        kept = torch_files.read_npz(tensors_kept_in(model_dir))
+    state = {}
+    for name, shape in reference_shapes(architecture_of(model)).items():
+        if name in variables:
+            state[name] = to_reference_layout(variables[name].numpy())
+        elif name in kept:
+            state[name] = kept[name].read()
+        elif name.endswith(COUNTER):
+            state[name] = np.zeros(shape, np.int64)
+        else:
+            ones = name.endswith((".weight", ".running_var"))
+            state[name] = np.full(shape, float(ones), np.float32)
+        if state[name].shape != shape:
+            raise UserError(
+                f"{tensors_kept_in(model_dir)}: expected {name} of shape {shape}. "
+                f"Received: {state[name].shape}. Remove the file, or import again."
+            )
+    return state
+
+
+def architecture_of(model: AMDIM) -> Architecture:
+    """The model's size, in the terms of the reference."""
+    settings = model.settings
+    return Architecture(
+        model.image_size, settings.ndf, settings.n_rkhs, settings.n_depth, model.classes
+    )
 
 
 def _index_of_stage(stages, name):

@@ -1,0 +1,281 @@
+"""tools/import_torch_checkpoint.py and tools/export_torch_checkpoint.py: there and back."""
+
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from conftest import DATA, GOLDEN, Golden
+from pictures import encoded, picture, write_tree
+from pth_files import (
+    FORMATS,
+    PthWriter,
+    assert_same,
+    golden_state,
+    hostile_programs,
+    needs_torch,
+    read_all,
+    refused,
+    write_npz,
+    write_zip,
+)
+
+import amdim_tf
+from amdim_tf import checkpoints, reference_checkpoints, reference_weights, training_loop
+from amdim_tf import config as config_lib
+from amdim_tf.reference_shapes import LOCATION_MASKS
+
+TOOLS = pathlib.Path(__file__).resolve().parents[1] / "tools"
+sys.path.append(str(TOOLS))
+import export_torch_checkpoint as export_tool  # noqa: E402
+import import_torch_checkpoint as import_tool  # noqa: E402
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 5, 7), (2, 3), (4,), ()])
+def test_layouts_are_inverse(shape):
+    array = np.random.default_rng(0).normal(size=shape)
+    there = reference_weights.from_reference_layout(array)
+    np.testing.assert_array_equal(reference_weights.to_reference_layout(there), array)
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_golden_file_to_run_and_back(name, tmp_path, capsys):
+    source, model_dir = DATA / f"{name}.npz", tmp_path / "run"
+    given = {"dataset": "folder"}
+    import_tool.import_checkpoint(str(source), str(model_dir), given, golden=str(source))
+    shown = capsys.readouterr().out
+    state, hyper = golden_state(name)
+    for line in (
+        f"golden .npz, {len(state)} tensors, {sum(v.size for v in state.values()):,} numbers",
+        f"--image_size={hyper['encoder_size']} from the shapes",
+        f"--ndf={hyper['ndf']} from",
+        f"--n_rkhs={hyper['n_rkhs']} from",
+        f"--n_depth={hyper['n_depth']} from",
+        f"--use_bn={bool(hyper['use_bn'])} from the hyper-parameters",
+        "classes: 10",
+        "verified against",
+    ):
+        assert line in shown, shown
+    model = amdim_tf.load_model(model_dir)
+    assert model.settings.score_clip == hyper["tclip"]
+    with np.load(source) as numbers:
+        encoded = model.encode(numbers["x2"], training=False)
+        for scale in (1, 5, 7):
+            expected = numbers[f"eval/x2/r{scale}"]
+            actual = np.reshape(encoded[f"phi{scale}"], expected.shape)
+            np.testing.assert_allclose(actual, expected, atol=1e-4, rtol=0)
+    output = tmp_path / "back.npz"
+    export_tool.export_checkpoint(str(model_dir), str(output))
+    assert_same(read_all(output), state)
+    assert reference_checkpoints.load(output).hyperparameters == hyper
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "back.npz"}
+
+
+@needs_torch
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_file_of_pytorch_to_run_and_back(kind, tmp_path):
+    import torch
+
+    state, hyper = golden_state("reference_32_bn")
+    state[LOCATION_MASKS] = np.eye(25, dtype=np.uint8).reshape(25, 1, 5, 5)
+    tensors = {name: torch.from_numpy(value) for name, value in state.items()}
+    value = {"model": tensors, "hyperparams": {**hyper, "use_bn": True}, "cursor": {"info_step": 3}}
+    source, model_dir = tmp_path / "amdim.pth", tmp_path / "run"
+    torch.save(value, source, _use_new_zipfile_serialization=kind == "zip")
+    assert_same(read_all(source), state)
+    golden = str(DATA / "reference_32_bn.npz")
+    import_tool.import_checkpoint(str(source), str(model_dir), {}, golden=golden)
+    output = tmp_path / "back.pth"
+    export_tool.export_checkpoint(str(model_dir), str(output))
+    back = torch.load(output, weights_only=True)
+    assert_same({name: tensor.numpy() for name, tensor in back["model"].items()}, state)
+    assert back["hyperparams"] == {**hyper, "use_bn": True}
+    assert back["cursor"]["info_step"] == 0
+
+
+def test_half_precision_becomes_single(tmp_path, capsys):
+    state, hyper = golden_state()
+    halved = {n: v.astype(np.float16) if v.dtype == np.float32 else v for n, v in state.items()}
+    path = PthWriter().write(tmp_path / "a.pth", {"model": halved, "hyperparams": hyper}, "zip")
+    import_tool.import_checkpoint(str(path), str(tmp_path / "run"), {})
+    assert "float16 numbers become float32" in capsys.readouterr().out
+    export_tool.export_checkpoint(str(tmp_path / "run"), str(tmp_path / "back.npz"))
+    assert_same(
+        read_all(tmp_path / "back.npz"), {n: v.astype(state[n].dtype) for n, v in halved.items()}
+    )
+
+
+@pytest.mark.slow
+def test_an_imported_run_trains_on_and_exports(tmp_path):
+    pictures = {f"train/{i % 10}/{i}.png": encoded(picture(32, 32, i), "PNG") for i in range(20)}
+    data = write_tree(tmp_path / "data", pictures)
+    source, model_dir = DATA / "reference_32.npz", tmp_path / "run"
+    given = {"dataset": "folder", "data_dir": str(data), "batch_size": 8, "train_steps": 9,
+             "log_steps": 1, "augmentation": "none"}  # fmt: skip
+    import_tool.import_checkpoint(str(source), str(model_dir), given, step=7)
+    config, _ = config_lib.load(config_lib.path_in(model_dir))
+    model = training_loop.train(config, model_dir)
+    assert model.optimizer.iterations.numpy() == 9
+    _, facts = config_lib.load(config_lib.path_in(model_dir))
+    assert facts["classes"] == list("0123456789")  # the data set's own names by now
+    rows = (model_dir / "metrics.csv").read_text().splitlines()
+    assert [row.split(",")[0] for row in rows[1:]] == ["8", "9"]
+    export_tool.export_checkpoint(str(model_dir), str(tmp_path / "back.npz"))
+    state, _ = golden_state()
+    back = read_all(tmp_path / "back.npz")
+    learned = {name for name in state if not np.array_equal(back[name], state[name])}
+    assert learned == set(reference_weights.reference_variables(model))
+
+
+@pytest.mark.parametrize("classes", [0, 3])
+def test_other_classes(classes, tmp_path, capsys):
+    source, model_dir = str(DATA / "reference_32.npz"), tmp_path / "run"
+    import_tool.import_checkpoint(source, str(model_dir), {}, classes=classes, golden=source)
+    shown = capsys.readouterr().out
+    assert "left out, for --classes: 10 of the file's classifiers" in shown
+    assert ("started afresh: 9" in shown) == (classes == 3)
+    assert "logits" not in shown  # which fresh classifiers cannot have
+    assert amdim_tf.load_model(model_dir).classes == classes
+    export_tool.export_checkpoint(str(model_dir), str(tmp_path / "back.npz"))
+    back, (state, _) = read_all(tmp_path / "back.npz"), golden_state()
+    encoder = {name: value for name, value in state.items() if name.startswith("encoder.")}
+    assert_same({name: value for name, value in back.items() if name in encoder}, encoder)
+    assert sum(name.startswith("evaluator.") for name in back) == (10 if classes else 0)
+
+
+def test_a_run_that_began_here_can_be_exported(tmp_path):
+    config = config_lib.make({"ndf": 4, "n_rkhs": 32, "n_depth": 2, "dataset": "cifar10"})
+    (tmp_path / "run").mkdir()
+    config_lib.save(config, config_lib.path_in(tmp_path / "run"), {"classes": list("0123456789")})
+    checkpoints.Checkpoints(tmp_path / "run", checkpoints.build_model(config, 10)).save(5)
+    export_tool.export_checkpoint(str(tmp_path / "run"), str(tmp_path / "a.npz"))
+    back, (state, _) = read_all(tmp_path / "a.npz"), golden_state()
+    assert {n: (v.shape, v.dtype) for n, v in back.items()} == {
+        n: (v.shape, v.dtype) for n, v in state.items()
+    }
+    idle = "encoder.module.layer_list.1.bn1.bn"
+    for name, value in (("weight", 1), ("bias", 0), ("running_mean", 0), ("running_var", 1)):
+        assert (back[f"{idle}.{name}"] == value).all()
+    import_tool.import_checkpoint(str(tmp_path / "a.npz"), str(tmp_path / "again"), {})
+    export_tool.export_checkpoint(str(tmp_path / "again"), str(tmp_path / "b.npz"))
+    assert_same(read_all(tmp_path / "b.npz"), back)
+
+
+def test_verify_refuses_other_embeddings(tmp_path):
+    other = tmp_path / "other.npz"
+    golden = Golden("reference_32")
+    import_tool.verify(golden.model, str(DATA / "reference_32.npz"), True)
+    for change in (np.nan, 2e-4):
+        numbers = {name: value.copy() for name, value in golden.numbers.items()}
+        numbers["eval/x1/r5"][1, 2, 3, 4] += change
+        np.savez(other, **numbers)
+        line = refused(import_tool.verify, golden.model, str(other), True)
+        assert "to within 0.0001. Received differences of r1" in line
+        assert f" r5 {change:.1e}" in line
+    arguments = (str(DATA / "reference_32.npz"), str(tmp_path / "run"), {}, None, 0, str(other))
+    assert "Nothing is written" in refused(import_tool.import_checkpoint, *arguments)
+    assert {path.name for path in tmp_path.iterdir()} == {"other.npz"}
+
+
+def test_verify_with_another_file(tmp_path):
+    model = checkpoints.build_model(config_lib.make({"ndf": 4, "n_rkhs": 32}), 0)
+    line = refused(import_tool.verify, model, str(DATA / "reference_64.npz"), False)
+    assert "expected images [N, 32, 32, 3] as x1" in line
+    state, _ = golden_state()
+    line = refused(import_tool.verify, model, str(write_npz(tmp_path / "a.npz", state)), False)
+    assert "--verify: expected numbers x1 in" in line
+
+
+def run(tool, directory, *flags, code=0):
+    command = [sys.executable, str(TOOLS / f"{tool}_torch_checkpoint.py"), *flags]
+    done = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=120)
+    assert done.returncode == code, done.stderr
+    return done
+
+
+def program_refuses(tool, directory, *flags):
+    done = run(tool, directory, *flags, code=2)
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1, done.stderr
+    return done.stderr
+
+
+@pytest.mark.slow
+def test_the_programs(tmp_path):
+    golden = DATA / "reference_32_bn.npz"
+    flags = (f"--checkpoint={golden}", "--model_dir=deep/run")
+    done = run("import", tmp_path, *flags, f"--verify={golden}", "--dataset=cifar100", "--step=3")
+    assert "deep/run: written, at step 3" in done.stdout
+    assert not done.stderr
+    document, _ = config_lib.load(tmp_path / "deep/run/config.json")
+    assert document.data.dataset == "cifar100"
+    run("export", tmp_path, "--model_dir=deep/run", "--output=back.npz")
+    assert_same(read_all(tmp_path / "back.npz"), golden_state("reference_32_bn")[0])
+    assert "holds something already" in program_refuses("import", tmp_path, *flags)
+    assert {path.name for path in tmp_path.iterdir()} == {"deep", "back.npz"}
+    assert {path.name for path in (tmp_path / "deep").iterdir()} == {"run"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--checkpoint="], "--checkpoint: expected the .pth or .npz file"),
+        (["--model_dir="], "--model_dir: expected a directory"),
+        (["--model_dir=file"], "--model_dir: expected a new or an empty directory"),
+        (["--checkpoint=none.pth"], "none.pth: No such file or directory"),
+        (["--checkpoint=."], "Is a directory"),
+        (["--checkpoint=file"], "file: expected a PyTorch checkpoint"),
+        (["--checkpoint=hostile.pth"], "names posix.system, which tensors do not need"),
+        (["--ndf=8"], "--ndf: expected 4, as"),
+        (["stray"], "stray"),
+    ],
+)
+def test_mistakes_of_import(flags, message, tmp_path):
+    (tmp_path / "file").write_text("text")
+    write_zip(tmp_path / "hostile.pth", hostile_programs(tmp_path / "marker")["os.system"])
+    given = [f"--checkpoint={DATA / 'reference_32.npz'}", "--model_dir=run", *flags]
+    assert message in program_refuses("import", tmp_path, *given)
+    assert {path.name for path in tmp_path.iterdir()} == {"file", "hostile.pth"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--model_dir="], "--model_dir: expected the directory of a training run"),
+        (["--output="], "--output: expected the file to write"),
+        (["--output=a.pkl"], "--output: expected a file that ends in .pth or .npz"),
+        (["--output=none/a.npz"], "--output: expected a file in a directory that is there"),
+    ],
+)
+def test_mistakes_of_export(flags, message, tmp_path):
+    given = ["--model_dir=run", "--output=a.npz", *flags]
+    assert message in program_refuses("export", tmp_path, *given)
+    assert not list(tmp_path.iterdir())
+
+
+def test_export_without_pytorch(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    line = refused(export_tool.check_output, "a.pth")
+    assert (
+        "it is not installed. Run pip install -r requirements-torch.txt, or write an .npz" in line
+    )
+    export_tool.check_output("a.npz")
+
+
+def test_nothing_half_written_stays(tmp_path):
+    source, model_dir = str(DATA / "reference_32.npz"), tmp_path / "run"
+    import_tool.import_checkpoint(source, str(model_dir), {})
+    (tmp_path / "a.npz").mkdir()
+    with pytest.raises(OSError, match=r"a\.npz"):
+        export_tool.export_checkpoint(str(model_dir), str(tmp_path / "a.npz"))
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "a.npz"}
+
+
+def test_a_damaged_file_of_kept_tensors(tmp_path):
+    model = checkpoints.build_model(config_lib.make({"ndf": 4, "n_rkhs": 32, "n_depth": 2}), 10)
+    kept = reference_weights.tensors_kept_in(tmp_path)
+    np.savez(kept, **{"encoder.module.layer_list.1.bn1.bn.weight": np.ones(5, np.float32)})
+    line = refused(reference_weights.reference_state, model, tmp_path)
+    assert "bn1.bn.weight of shape (4,). Received: (5,)" in line
+    kept.write_bytes(b"nothing")
+    assert str(kept) in refused(reference_weights.reference_state, model, tmp_path)

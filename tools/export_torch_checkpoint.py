@@ -1,0 +1,116 @@
+"""Writes a run's weights for PyTorch, under the names of AMDIM's authors.
+
+Usage:
+    python tools/export_torch_checkpoint.py --model_dir=runs/photos --output=amdim.pth
+
+A .pth file is what the authors' code restores: {"model", "hyperparams", "cursor"}; it needs PyTorch
+(pip install -r requirements-torch.txt). An .npz file holds the same tensors as state_dict/NAME, and
+hyper/NAME; it needs nothing more. Both can be imported again with tools/import_torch_checkpoint.py.
+"""
+
+import importlib.util
+import os
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+
+import numpy as np
+from absl import flags
+
+from amdim_tf import cli_flags
+from amdim_tf.errors import UserError
+from amdim_tf.reference_shapes import LOCATION_MASKS, LOCATION_MASKS_SHAPE
+
+
+def define_flags() -> None:
+    """In a function, so that the module can be imported beside other programs' flags."""
+    flags.DEFINE_string("model_dir", None, "Directory of the run.")
+    flags.DEFINE_string("output", None, "File to write; ends in .pth or .npz.")
+
+
+def check_output(output: str) -> None:
+    """Refuses a file that cannot be written, before anything is loaded."""
+    path = pathlib.Path(output)
+    if path.suffix not in (".pth", ".npz"):
+        raise UserError(f"--output: expected a file that ends in .pth or .npz. Received: {output}.")
+    if not path.parent.is_dir():
+        raise UserError(
+            f"--output: expected a file in a directory that is there. Received: {output}."
+        )
+    if path.suffix == ".pth" and importlib.util.find_spec("torch") is None:
+        raise UserError(
+            "--output: expected PyTorch to write a .pth file; it is not installed. "
+            "Run pip install -r requirements-torch.txt, or write an .npz file."
+        )
+
+
+def hyperparameters_of(model) -> dict:
+    """The model's settings under the authors' names."""
+    settings = model.settings
+    return {
+        "ndf": settings.ndf,
+        "n_classes": model.classes,
+        "n_rkhs": settings.n_rkhs,
+        "tclip": settings.score_clip,
+        "n_depth": settings.n_depth,
+        "encoder_size": model.image_size,
+        "use_bn": settings.use_bn,
+    }
+
+
+def write_npz(path: pathlib.Path, state: dict[str, np.ndarray], hyperparameters: dict) -> None:
+    """The golden format."""
+    with path.open("wb") as file:
+        np.savez(
+            file,
+            **{f"hyper/{name}": value for name, value in hyperparameters.items()},
+            **{f"state_dict/{name}": value for name, value in state.items()},
+        )
+
+
+def write_pth(
+    path: pathlib.Path, state: dict[str, np.ndarray], hyperparameters: dict, step: int
+) -> None:
+    """The authors' dict. Their loader also wants a constant of their loss, and a cursor."""
+    import torch
+
+    masks = np.eye(25, dtype=np.uint8).reshape(LOCATION_MASKS_SHAPE)
+    tensors = {
+        name: torch.from_numpy(value) for name, value in {**state, LOCATION_MASKS: masks}.items()
+    }
+    cursor = {"info_epoch": 0, "info_step": step, "classifier_epoch": 0, "classifier_step": 0}
+    torch.save({"model": tensors, "hyperparams": hyperparameters, "cursor": cursor}, path)
+
+
+def export_checkpoint(model_dir: str, output: str) -> None:
+    """Writes aside, then puts the file in place."""
+    from amdim_tf import checkpoints, reference_weights
+
+    model, step = checkpoints.load_model(model_dir, step_wanted=True)
+    state = reference_weights.reference_state(model, model_dir)
+    aside = pathlib.Path(f"{output}.partial")
+    try:
+        if output.endswith(".pth"):
+            write_pth(aside, state, hyperparameters_of(model), step)
+        else:
+            write_npz(aside, state, hyperparameters_of(model))
+        os.replace(aside, output)
+    finally:
+        aside.unlink(missing_ok=True)
+    numbers = sum(value.size for value in state.values())
+    print(f"{output}: written, {len(state)} tensors, {numbers:,} numbers, of step {step}.")
+
+
+def main() -> None:
+    """Reads the flags and exports."""
+    model_dir = cli_flags.require_model_dir("the directory of a training run")
+    output = cli_flags.require("output", "the file to write")
+    check_output(output)
+    cli_flags.import_tensorflow_quietly()
+    export_checkpoint(model_dir, output)
+
+
+if __name__ == "__main__":
+    define_flags()
+    cli_flags.run(main)
