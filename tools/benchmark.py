@@ -13,6 +13,7 @@ input: the training pipeline, from files (or memory, for small images) to batche
 views, on one core, beside the same work done image by image with Pillow in the same run, in turns.
 """
 
+import itertools
 import os
 import pathlib
 import statistics
@@ -119,7 +120,7 @@ def benchmark_train() -> None:
             f"  step, {name:<15} {1000 * seconds:8.1f} ms {batch / seconds:8.1f} images/s "
             f"{gflop / seconds:7.1f} GFLOP/s"
         )
-    neighbours = list(zip(rates, rates[1:], strict=False))  # before and after each step
+    neighbours = list(itertools.pairwise(rates))  # before and after each step
     limits = {
         "sustained": [(before[0] + after[0]) / 2 for before, after in neighbours],
         "best": [max(before[1], after[1]) for before, after in neighbours],
@@ -127,7 +128,7 @@ def benchmark_train() -> None:
     for name, values in limits.items():
         shares = [gflop / seconds / limit for seconds, limit in zip(times, values, strict=True)]
         print(
-            f"  matmul, {name:<13} {min(values):8.1f} to {max(values):.1f} GFLOP/s; the step's share "
+            f"  matmul, {name:<13} {min(values):8.1f} to {max(values):.1f} GFLOP/s; the step has "
             f"{100 * statistics.median(shares):.1f}% "
             f"(median; {100 * min(shares):.1f}% to {100 * max(shares):.1f}%)"
         )
