@@ -165,12 +165,12 @@ if not os.path.exists("/proc/driver/nvidia"):
     _STARTUP_NOTE = re.compile(_STARTUP_NOTE.pattern + r"|failed call to cuInit")
 
 
-def run(main: Callable[..., None], words: int = 0) -> None:
+def run(main: Callable[..., None], words: int | None = 0) -> None:
     """Parses the command line, runs `main`, and turns a UserError into one line and exit code 2.
 
     Args:
         main: the program; it gets the words beside the flags as arguments.
-        words: how many words beside flags the program takes.
+        words: how many words beside flags the program takes; None for any number.
     """
 
     def parse(argv):
@@ -180,7 +180,7 @@ def run(main: Callable[..., None], words: int = 0) -> None:
             sys.exit(_error_line(error))
         except SystemExit:  # --help, which absl ends with an error code
             sys.exit(0)
-        if len(rest) != words:
+        if words is not None and len(rest) != words:
             expected = f"{words} word(s) beside the flags" if words else "flags only"
             sys.exit(_error_line(f"expected {expected}. Received: {' '.join(rest) or 'none'}."))
         return [program, *rest]

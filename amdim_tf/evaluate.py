@@ -1,18 +1,58 @@
-"""Measures frozen features: a linear classifier on f1, beside simple baselines.
+"""Measures frozen features by the paper's protocol: no gradient reaches the encoder.
 
 Usage:
-    python -m amdim_tf.evaluate --model_dir=runs/quickstart --baselines=untrained,pixels
+    python -m amdim_tf.evaluate --model_dir=runs/quickstart --probes=linear,mlp,knn,few_labels
+    python -m amdim_tf.evaluate --model_dir=runs/imagenet --dataset=places205 --data_dir=PLACES
 
-Prints a table and writes MODEL_DIR/evaluation/DATASET.json.
+Prints a table and writes MODEL_DIR/evaluation/DATASET.json, with a confusion matrix and a learning
+curve beside it, and TensorBoard scalars. Features are extracted once per checkpoint and kept in
+MODEL_DIR/evaluation/features.
 """
+
+import shlex
+import sys
 
 from absl import flags
 
 from amdim_tf import cli_flags
 
 flags.DEFINE_string("model_dir", None, "Directory of the training run.")
-flags.DEFINE_list("probes", ["linear"], "What to train on the features: linear.")
+flags.DEFINE_string("dataset", "", "Data set to evaluate on; by default the run's own.")
+flags.DEFINE_string("data_dir", "", "Directory of that data set.")
+flags.DEFINE_list(
+    "probes",
+    ["linear"],
+    "What to measure. linear, mlp: classifiers on f1. knn: weighted nearest neighbours. "
+    "few_labels: ridge regression on 1, 5 and 10 labels per class and on 1% and 10% of all labels. "
+    "linear_adam: a linear classifier after 20 epochs of Adam, for comparison with others.",
+)
 flags.DEFINE_list("baselines", [], "What to show beside it: untrained, pixels.")
+flags.DEFINE_enum(
+    "probe_training",
+    "cached",
+    ["cached", "augmented"],
+    "cached: linear and mlp learn from features that are extracted once. augmented: they learn "
+    "from augmented training images, as in the paper, which takes far longer.",
+)
+flags.DEFINE_float(
+    "probe_epochs",
+    0.0,
+    "Epochs of --probe_training=augmented; 0: the reference's number for the data set.",
+    lower_bound=0.0,
+)
+flags.DEFINE_integer(
+    "recalibrate_batch_norm",
+    0,
+    "Measure batch-norm statistics on the evaluation views of this many training images first; 0: "
+    "keep the run's own.",
+    lower_bound=0,
+)
+flags.DEFINE_integer(
+    "probe_seed", 0, "Seed of held-out images, draws and classifiers.", lower_bound=0
+)
+flags.DEFINE_bool(
+    "watch", False, "Evaluate each new checkpoint of a running training, until its last step."
+)
 
 
 def main() -> None:
@@ -21,7 +61,20 @@ def main() -> None:
     cli_flags.import_tensorflow_quietly()
     from amdim_tf import evaluation
 
-    evaluation.evaluate(model_dir, cli_flags.FLAGS.probes, cli_flags.FLAGS.baselines)
+    given = cli_flags.FLAGS
+    settings = evaluation.EvaluationSettings(
+        model_dir=model_dir,
+        dataset=given.dataset,
+        data_dir=given.data_dir,
+        probes=tuple(given.probes),
+        baselines=tuple(given.baselines),
+        augmented=given.probe_training == "augmented",
+        probe_epochs=given.probe_epochs,
+        recalibrate=given.recalibrate_batch_norm,
+        seed=given.probe_seed,
+        command=shlex.join(["python", "-m", "amdim_tf.evaluate", *sys.argv[1:]]),
+    )
+    (evaluation.watch if given.watch else evaluation.evaluate)(settings)
 
 
 if __name__ == "__main__":

@@ -1,87 +1,229 @@
-"""evaluate(model_dir): probes and baselines of a trained model, as a table and as JSON."""
+"""evaluate(settings): probes and baselines of a trained model, as a table, JSON and figures."""
 
 from __future__ import annotations
 
-import json
+import dataclasses
+import math
 import pathlib
+import time
 from typing import Any
 
-from amdim_tf import checkpoints, probing, sources
+from amdim_tf import (
+    augmented_probes,
+    checkpoints,
+    evaluation_files,
+    feature_splits,
+    features,
+    few_labels,
+    neighbours,
+    probing,
+    recalibration,
+    sources,
+)
 from amdim_tf import config as config_lib
+from amdim_tf.config import Config
 from amdim_tf.errors import UserError
+from amdim_tf.examples import Source
+from amdim_tf.feature_splits import Features
+from amdim_tf.input_pipeline import steps_per_epoch
+from amdim_tf.model import AMDIM
 
-PROBES = ("linear",)
+PROBES = ("linear", "mlp", "knn", "few_labels", "linear_adam")
 BASELINES = ("untrained", "pixels")
+# The number of neighbours whose accuracy stands for the whole of kNN.
+SHOWN_NEIGHBOURS = 20
+_WATCH_SECONDS = 10.0
 
 
-def evaluate(model_dir, probes: list[str], baselines: list[str]) -> dict[str, Any]:
-    """Trains the probes on the training images' features and counts on the test images.
+@dataclasses.dataclass(frozen=True)
+class EvaluationSettings:
+    """What to evaluate, and how.
 
-    Args:
+    Attributes:
         model_dir: directory of a training run.
+        dataset, data_dir: what to evaluate on; empty for the run's own.
         probes: among PROBES.
-        baselines: among BASELINES; features that the same probes are trained on.
+        baselines: among BASELINES; the same probes on these features.
+        augmented: train linear and mlp on augmented images, as in the paper.
+        probe_epochs: of augmented training; 0: the reference's number for the data set.
+        recalibrate: training images whose batch-norm statistics replace the running ones; 0: none.
+        seed: of held-out images, draws and classifiers.
+        command: the command line, for the record.
+    """
+
+    model_dir: str
+    dataset: str = ""
+    data_dir: str = ""
+    probes: tuple[str, ...] = ("linear",)
+    baselines: tuple[str, ...] = ()
+    augmented: bool = False
+    probe_epochs: float = 0.0
+    recalibrate: int = 0
+    seed: int = 0
+    command: str = ""
+
+    def __post_init__(self):
+        """Refuses names that do not exist."""
+        for flag, names, known in (
+            ("probes", self.probes, PROBES),
+            ("baselines", self.baselines, BASELINES),
+        ):
+            for name in names:
+                if name not in known:
+                    raise UserError(f"--{flag}: expected {', '.join(known)}. Received: {name!r}.")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Splits:
+    """The images that classifiers learn from and those that they are counted on."""
+
+    train: Source
+    test: Source
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        return self.train.class_names
+
+
+def evaluate(settings: EvaluationSettings) -> dict[str, Any]:
+    """Evaluates the newest checkpoint of a run.
 
     Returns:
         What is written to MODEL_DIR/evaluation/DATASET.json.
     """
-    _check_names("probes", probes, PROBES)
-    _check_names("baselines", baselines, BASELINES)
-    config, facts = config_lib.load(config_lib.path_in(model_dir))
-    classes = len(facts["classes"])
-    if classes < 2:
+    config = _evaluation_config(settings)
+    model, step = checkpoints.load_model(settings.model_dir, step_wanted=True)
+    splits = _load_splits(config)
+    return _evaluate_step(settings, config, splits, model, step)
+
+
+def watch(settings: EvaluationSettings) -> None:
+    """Evaluates each new checkpoint of a training until the run has reached its last step."""
+    config = _evaluation_config(settings)
+    splits, last, seen = _load_splits(config), _last_step(settings.model_dir), -1
+    while True:
+        model, step = checkpoints.load_model(settings.model_dir, step_wanted=True)
+        if step > seen:
+            _evaluate_step(settings, config, splits, model, step)
+            seen = step
+        if step >= last:
+            print(f"{settings.model_dir}: step {step} is the run's last; nothing more to watch.")
+            return
+        time.sleep(_WATCH_SECONDS)
+
+
+def _last_step(model_dir) -> int:
+    """The step at which the training of a run ends."""
+    config, _ = config_lib.load(config_lib.path_in(model_dir))
+    per_epoch = steps_per_epoch(sources.load(config.data, "train"), config.training.batch_size)
+    return config.training.train_steps or math.ceil(config.training.epochs * per_epoch)
+
+
+def _evaluation_config(settings: EvaluationSettings) -> Config:
+    """The run's settings, with the data set to evaluate on and the encoder's preprocessing."""
+    config, _ = config_lib.load(config_lib.path_in(settings.model_dir))
+    dataset = settings.dataset or config.data.dataset
+    if dataset not in config_lib.DATASET_DEFAULTS:
         raise UserError(
-            f"{config_lib.path_in(model_dir)}: expected at least 2 classes, for a classifier. "
-            f"Received: {classes}. This run learned from images without labels."
+            f"--dataset: expected one of {', '.join(config_lib.DATASET_DEFAULTS)}. "
+            f"Received: {dataset!r}."
         )
-    model, step = checkpoints.load_model(model_dir, step_wanted=True)
-    train, test = (sources.load(config.data, split) for split in ("labelled", "test"))
+    own = dataset == config.data.dataset
+    data_dir = settings.data_dir or (config.data.data_dir if own else "")
+    data = dataclasses.replace(config.data, dataset=dataset, data_dir=data_dir)
+    return dataclasses.replace(config, data=data)
 
-    def features_of(name):
-        if name == "pixels":
-            return [probing.pixel_features(source, config) for source in (train, test)]
-        encoder = checkpoints.build_model(config, classes) if name == "untrained" else model
-        return [
-            probing.encoder_features(encoder, source, config, f"{name} features, {split}")
-            for split, source in (("train", train), ("test", test))
-        ]
 
+def _load_splits(config: Config) -> _Splits:
+    splits = _Splits(*(sources.load(config.data, split) for split in ("labelled", "test")))
+    names, others = splits.train.class_names, splits.test.class_names
+    if len(names) < 2:
+        raise UserError(
+            f"--dataset={config.data.dataset}: expected labelled training images of at least 2 "
+            f"classes, for a classifier. Received: {len(names)} classes."
+        )
+    if tuple(names) != tuple(others):
+        different = sorted(set(names) ^ set(others))
+        raise UserError(
+            f"--dataset={config.data.dataset}: expected the same classes in the training and the "
+            f"test split. Received: {len(different)} that only one has, such as {different[0]!r}."
+        )
+    return splits
+
+
+def _evaluate_step(settings, config: Config, splits: _Splits, model: AMDIM, step: int):
+    """Evaluates one checkpoint and writes the results."""
+    if settings.recalibrate:
+        recalibration.recalibrate(model, splits.train, config, settings.recalibrate)
     results: dict[str, Any] = {
         "dataset": config.data.dataset,
+        "trained_on": config_lib.load(config_lib.path_in(settings.model_dir))[0].data.dataset,
         "step": step,
-        "train_images": len(train),
-        "test_images": len(test),
+        "seed": settings.seed,
+        "probe_training": "augmented" if settings.augmented else "cached",
+        "recalibrated_on": settings.recalibrate,
+        "classes": list(splits.class_names),
+        "command": settings.command,
     }
-    linear = {
-        name: probing.linear_accuracy(*features_of(name), classes)
-        for name in ("learned", *baselines)
-    }
-    results["linear"] = {"accuracy": linear["learned"]}
-    results["baselines"] = {name: {"linear": {"accuracy": linear[name]}} for name in baselines}
-    _print_table(linear, results)
-    _write(results, pathlib.Path(model_dir) / "evaluation" / f"{config.data.dataset}.json")
+    for name in ("learned", *settings.baselines):
+        encoder = model
+        if name == "untrained":
+            encoder = checkpoints.build_model(config, model.classes)
+        train, test = (
+            _features_of(name, encoder, source, config, settings.model_dir, split)
+            for split, source in (("train", splits.train), ("test", splits.test))
+        )
+        feature_splits.check(train, test, splits.class_names)
+        found = _probe(settings, config, name, encoder, splits, train, test)
+        if name == "learned":
+            results |= {"train_images": len(train.labels), "test_images": len(test.labels)}
+            results |= {**found, "baselines": {}}
+        else:
+            results["baselines"][name] = found
+    evaluation_files.write(settings.model_dir, results)
+    evaluation_files.print_table(results)
     return results
 
 
-def _check_names(flag: str, names: list[str], known: tuple[str, ...]) -> None:
-    for name in names:
-        if name not in known:
-            raise UserError(f"--{flag}: expected {', '.join(known)}. Received: {name!r}.")
+def _features_of(name, encoder: AMDIM, source: Source, config, model_dir, split: str) -> Features:
+    """Features of a split, extracted or from the cache."""
+    if name == "pixels":
+        function, weights = features.pixels_of, "pixels"
+    else:
+        function, weights = features.f1_of(encoder), features.weights_digest(encoder)
+    directory = pathlib.Path(model_dir) / "evaluation" / "features"
+    return features.cached_features(
+        directory / f"{config.data.dataset}-{name}-{split}",
+        features.features_key(weights, source, config),
+        function,
+        source,
+        config,
+        f"{name} features, {split}",
+    )
 
 
-def _print_table(linear: dict[str, float], results: dict[str, Any]) -> None:
-    described = {
-        "learned": f"learned features (step {results['step']})",
-        "untrained": "untrained encoder",
-        "pixels": "raw pixels",
-    }
-    print(f"\nLinear accuracy on {results['test_images']} test images of {results['dataset']}:")
-    for name, accuracy in linear.items():
-        print(f"  {described[name]:<32} {100 * accuracy:5.1f}%")
-
-
-def _write(results: dict[str, Any], path: pathlib.Path) -> None:
-    path.parent.mkdir(exist_ok=True)
-    aside = path.with_name(path.name + ".partial")
-    aside.write_text(json.dumps(results, indent=2) + "\n")
-    aside.replace(path)
+def _probe(settings, config, name, encoder, splits: _Splits, train: Features, test: Features):
+    """{probe: results} for one set of features."""
+    classes, seed = len(splits.class_names), settings.seed
+    found: dict[str, Any] = {}
+    augmented = settings.augmented and name != "pixels"
+    if augmented:
+        wanted = [probe for probe in augmented_probes.PROBES if probe in settings.probes]
+        if wanted:
+            found |= augmented_probes.evaluate(
+                encoder, splits.train, test, config, wanted, settings.probe_epochs, seed
+            )
+    for probe, fit in (("linear", probing.fit_linear), ("mlp", probing.fit_mlp)):
+        if probe in settings.probes and not augmented:
+            fitted = fit(train, classes, seed, f"{probe} classifier, {name}")
+            measured = probing.measure(fitted.logits(test.values), test.labels, classes)
+            found[probe] = {**measured, "settings": fitted.settings}
+    if "linear_adam" in settings.probes:
+        found["linear_adam"] = {"accuracy": probing.linear_accuracy(train, test, classes)}
+    if "knn" in settings.probes:
+        by_number = neighbours.evaluate(train, test, splits.class_names)
+        shown = by_number[SHOWN_NEIGHBOURS]
+        found["knn"] = {**shown, "k": {str(k): value for k, value in by_number.items()}}
+    if "few_labels" in settings.probes:
+        found["few_labels"] = few_labels.evaluate(train, test, splits.class_names, seed=seed)
+    return found

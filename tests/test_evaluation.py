@@ -1,9 +1,11 @@
-"""The linear probe and the evaluation program."""
+"""The evaluation program, and the linear probe of the reference's figures."""
 
 import json
 
 import numpy as np
 import pytest
+from pictures import write_tree
+from PIL import Image
 from test_train import TINY, refused, run
 
 from amdim_tf import config as config_lib
@@ -51,26 +53,101 @@ def test_features_of_very_different_scale():
     assert linear_accuracy(*scaled, 3) > 0.99
 
 
-@pytest.mark.slow
-def test_evaluate_writes_table_and_json(tmp_path):
-    model_dir = tmp_path / "run"
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The directory of a run of two steps."""
+    model_dir = tmp_path_factory.mktemp("run") / "run"
     run("train", f"--model_dir={model_dir}", *TINY, "--train_steps=2")
-    done = run("evaluate", f"--model_dir={model_dir}", "--baselines=untrained,pixels")
-    results = json.loads((model_dir / "evaluation" / "scenes.json").read_text())
+    return model_dir
+
+
+@pytest.fixture(scope="module")
+def colours(tmp_path_factory):
+    """A folder of red and green images."""
+    return _colour_folder(tmp_path_factory.mktemp("colours"))
+
+
+def _colour_folder(root, test_shade=200, classes=("green", "red")):
+    rng = np.random.default_rng(0)
+    for split, count, names in (("train", 260, ("green", "red")), ("test", 8, classes)):
+        for name in names:
+            for number in range(count):
+                image = rng.integers(0, 100, [32, 32, 3]).astype(np.uint8)
+                image[..., 0 if name == "red" else 1] = test_shade if split == "test" else 200
+                write_tree(root, {f"{split}/{name}/{number:03d}.jpg": Image.fromarray(image)})
+    return root
+
+
+@pytest.mark.slow
+def test_evaluate_writes_table_json_and_figures(trained):
+    flags = [f"--model_dir={trained}", "--probes=linear,linear_adam,knn,few_labels"]
+    done = run("evaluate", *flags, "--baselines=untrained")
+    results = json.loads((trained / "evaluation" / "scenes.json").read_text())
     assert (results["step"], results["test_images"]) == (2, 4000)
+    assert "--baselines=untrained" in results["command"]
     shown = {
-        "learned features (step 2)": results["linear"]["accuracy"],
-        "untrained encoder": results["baselines"]["untrained"]["linear"]["accuracy"],
-        "raw pixels": results["baselines"]["pixels"]["linear"]["accuracy"],
+        "learned features (step 2)": results,
+        "untrained encoder": results["baselines"]["untrained"],
     }
-    for name, accuracy in shown.items():
-        line = next(line for line in done.stdout.splitlines() if name in line)
-        assert f"{100 * accuracy:.1f}%" in line
+    for name, found in shown.items():
+        line = next(line for line in done.stdout.splitlines() if line.startswith(name))
+        for accuracy in (found["linear"]["accuracy"], found["knn"]["accuracy"]):
+            assert f"{100 * accuracy:.1f}" in line
+        assert "±" in line
+    assert np.sum(results["linear"]["confusion"]) == 4000
+    assert set(results["knn"]["k"]) == {"1", "5", "20", "200"}
+    for name in ("scenes_confusion.png", "scenes_curve.png", "scenes_history.csv"):
+        assert (trained / "evaluation" / name).stat().st_size > 0
+    assert list((trained / "logs" / "evaluation").glob("events*"))
 
 
-def test_a_run_without_classes_cannot_be_probed(tmp_path):
+@pytest.mark.slow
+def test_a_second_evaluation_extracts_nothing_and_watching_ends(trained):
+    run("evaluate", f"--model_dir={trained}", "--probes=knn")
+    kept = {
+        path: path.stat().st_mtime_ns
+        for path in (trained / "evaluation" / "features").glob("scenes-learned-*/values.npy")
+    }
+    assert len(kept) == 2
+    done = run(
+        "evaluate", f"--model_dir={trained}", "--probes=knn", "--baselines=pixels", "--watch"
+    )
+    results = json.loads((trained / "evaluation" / "scenes.json").read_text())
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith("raw pixels"))
+    assert line.endswith(f" {100 * results['baselines']['pixels']['knn']['accuracy']:.1f}")
+    assert "step 2 is the run's last" in done.stdout
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept
+    assert "learned features" not in done.stderr and "pixels features" in done.stderr
+
+
+@pytest.mark.slow
+def test_transfer_and_a_poisoned_test_split(trained, colours, tmp_path):
+    """Other test images change nothing that classifiers learn from, recalibration included."""
+    flags = [f"--model_dir={trained}", "--dataset=folder", "--recalibrate_batch_norm=500"]
+    features = trained / "evaluation" / "features" / "folder-learned-train" / "values.npy"
+    found = []
+    for folder in (colours, _colour_folder(tmp_path / "poisoned", test_shade=0)):
+        run("evaluate", *flags, f"--data_dir={folder}")
+        results = json.loads((trained / "evaluation" / "folder.json").read_text())
+        found.append((results["linear"], features.read_bytes()))
+    assert results["classes"] == ["green", "red"] and results["trained_on"] == "scenes"
+    (clean, clean_features), (poisoned, poisoned_features) = found
+    assert clean["accuracy"] == 1.0 and poisoned["accuracy"] < 1.0
+    assert clean_features == poisoned_features
+    assert clean["settings"] == poisoned["settings"]
+
+
+@pytest.mark.slow
+def test_splits_with_other_classes_are_refused(trained, tmp_path):
+    folder = _colour_folder(tmp_path, classes=("green", "blue"))
+    flags = [f"--model_dir={trained}", "--dataset=folder", f"--data_dir={folder}"]
+    line = run("evaluate", *flags, code=2).stderr.splitlines()[-1]
+    assert line.startswith("error: ") and "same classes" in line and "'blue'" in line
+
+
+def test_a_run_without_checkpoint_cannot_be_probed(tmp_path):
     config_lib.save(config_lib.Config(), config_lib.path_in(tmp_path), {"classes": []})
-    assert "at least 2 classes" in refused("evaluate", f"--model_dir={tmp_path}")
+    assert "expected a checkpoint" in refused("evaluate", f"--model_dir={tmp_path}")
 
 
 @pytest.mark.parametrize(

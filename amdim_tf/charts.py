@@ -1,0 +1,92 @@
+"""Charts of results, drawn with matplotlib: readable in grey and for colour-blind people."""
+
+from __future__ import annotations
+
+import pathlib
+
+import matplotlib
+import numpy as np
+
+matplotlib.use("Agg")
+from matplotlib import pyplot
+
+# Okabe and Ito's colours, which colour-blind people can tell apart.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "#000000")
+MARKERS = "osD^vPX*"
+# Beyond this many classes their names cannot be read beside a matrix.
+_NAMED_CLASSES = 40
+
+
+def _save(figure, path: pathlib.Path) -> None:
+    """Writes aside, then puts the file in its place; without a date, so that bytes repeat."""
+    aside = path.with_name(path.name + ".partial")
+    aside.unlink(missing_ok=True)
+    with aside.open("xb") as file:
+        figure.savefig(file, format=path.suffix[1:], dpi=120, metadata={"Software": None})
+    aside.replace(path)
+    pyplot.close(figure)
+
+
+def confusion_matrix(confusion: list[list[int]], classes: list[str], path: pathlib.Path) -> None:
+    """Which class is taken for which: a row per true class, in shares of its images.
+
+    Args:
+        confusion: K lists of K counts.
+        classes: K names.
+        path: of the PNG.
+    """
+    counts = np.array(confusion, float)
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)  # [K, K]
+    side = float(np.clip(0.42 * len(classes) + 2.2, 4.5, 12))
+    figure, axes = pyplot.subplots(figsize=(side, side), layout="constrained")
+    picture = axes.imshow(100 * shares, cmap="cividis", vmin=0, vmax=100)
+    figure.colorbar(picture, ax=axes, shrink=0.75, label="% of the true class")
+    axes.set(xlabel="predicted class", ylabel="true class", title="Confusion matrix")
+    if len(classes) <= _NAMED_CLASSES:
+        places = range(len(classes))
+        axes.set_xticks(places, classes, rotation=90)
+        axes.set_yticks(places, classes)
+    if len(classes) <= 15:
+        for row, column in np.ndindex(shares.shape):
+            if shares[row, column] >= 0.005:
+                colour = "black" if shares[row, column] > 0.5 else "white"
+                text = f"{100 * shares[row, column]:.0f}"
+                axes.text(column, row, text, ha="center", va="center", color=colour, fontsize=8)
+    _save(figure, path)
+
+
+def learning_curve(history: list[dict[str, float]], path: pathlib.Path) -> None:
+    """Accuracy of each probe against the training step.
+
+    Args:
+        history: rows with "step" and one accuracy per probe, where it was measured.
+        path: of the PNG.
+    """
+    names = list(dict.fromkeys(name for row in history for name in row if name != "step"))
+    series = {
+        name: [(row["step"], 100 * row[name]) for row in history if name in row] for name in names
+    }
+    lines(series, "training step", "test accuracy, %", "Accuracy during training", path)
+
+
+def lines(series: dict[str, list[tuple]], x: str, y: str, title: str, path: pathlib.Path) -> None:
+    """Named lines of (x, y) points, with markers where there are few.
+
+    Args:
+        series: name -> points.
+        x, y: what the axes show.
+        title: of the chart.
+        path: of the PNG.
+    """
+    figure, axes = pyplot.subplots(figsize=(7, 4.2), layout="constrained")
+    for number, (name, points) in enumerate(series.items()):
+        axes.plot(
+            *zip(*points, strict=True),
+            color=COLOURS[number % len(COLOURS)],
+            marker=MARKERS[number % len(MARKERS)] if len(points) < 30 else None,
+            label=name,
+        )
+    axes.set(xlabel=x, ylabel=y, title=title)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+    _save(figure, path)

@@ -1,0 +1,125 @@
+"""What an evaluation leaves: a table on the terminal, JSON, a history, figures, TensorBoard."""
+
+from __future__ import annotations
+
+import csv
+import json
+import pathlib
+from typing import Any
+
+import tensorflow as tf
+
+from amdim_tf import charts
+
+_DESCRIBED = {"untrained": "untrained encoder", "pixels": "raw pixels"}
+
+
+def write(model_dir, results: dict[str, Any]) -> None:
+    """Writes MODEL_DIR/evaluation: DATASET.json, DATASET_history.csv and figures; then TensorBoard.
+
+    Args:
+        model_dir: of the run.
+        results: as evaluation.evaluate returns them.
+    """
+    directory = pathlib.Path(model_dir) / "evaluation"
+    directory.mkdir(parents=True, exist_ok=True)
+    dataset = results["dataset"]
+    _replace(directory / f"{dataset}.json", json.dumps(results, indent=2) + "\n")
+    history = _extend_history(directory / f"{dataset}_history.csv", results)
+    charts.learning_curve(history, directory / f"{dataset}_curve.png")
+    confusion = results.get("linear", results.get("mlp", {})).get("confusion")
+    if confusion:
+        path = directory / f"{dataset}_confusion.png"
+        charts.confusion_matrix(confusion, results["classes"], path)
+    _log(pathlib.Path(model_dir) / "logs" / "evaluation", results, directory)
+
+
+def accuracies(found: dict[str, Any]) -> dict[str, float]:
+    """{what: accuracy} of one set of features, in the order of the table."""
+    shown = {
+        name: found[name]["accuracy"]
+        for name in ("linear", "linear_adam", "mlp", "knn")
+        if name in found
+    }
+    few = found.get("few_labels", {})
+    return shown | {f"few_labels {setting}": value["mean"] for setting, value in few.items()}
+
+
+def print_table(results: dict[str, Any]) -> None:
+    """Prints a row per set of features and a column per probe, in percent."""
+    rows = {f"learned features (step {results['step']})": results}
+    rows |= {_DESCRIBED[name]: found for name, found in results["baselines"].items()}
+    columns = list(accuracies(results))
+    widths = [max(len(column) + 2, 13) for column in columns]
+    print(
+        f"\nAccuracy in % on {results['test_images']} test images of {results['dataset']} "
+        f"({len(results['classes'])} classes); {results['train_images']} training images."
+    )
+    print(" " * 30 + "".join(f"{c:>{w}}" for c, w in zip(columns, widths, strict=True)))
+    for described, found in rows.items():
+        cells = [_cell(found, column) for column in columns]
+        print(
+            f"{described:<30}"
+            + "".join(f"{cell:>{w}}" for cell, w in zip(cells, widths, strict=True))
+        )
+
+
+def _cell(found: dict[str, Any], column: str) -> str:
+    """An accuracy in percent; a mean over draws with its standard deviation."""
+    share = accuracies(found)[column]
+    if column.startswith("few_labels "):
+        spread = found["few_labels"][column.removeprefix("few_labels ")]["std"]
+        return f"{100 * share:.1f} ± {100 * spread:.1f}"
+    return f"{100 * share:.1f}"
+
+
+def _replace(path: pathlib.Path, text: str) -> None:
+    """Writes a file aside, then puts it in its place."""
+    aside = path.with_name(path.name + ".partial")
+    aside.unlink(missing_ok=True)
+    with aside.open("x") as file:
+        file.write(text)
+    aside.replace(path)
+
+
+def _extend_history(path: pathlib.Path, results: dict[str, Any]) -> list[dict[str, float]]:
+    """Adds the figures of this step to the history, a row per step, and returns all rows."""
+    rows = {row["step"]: row for row in read_history(path)}
+    # What an earlier evaluation of the same step measured beside this one's probes stays.
+    row = {**rows.get(results["step"], {}), "step": results["step"], **accuracies(results)}
+    rows[results["step"]] = row
+    ordered = [rows[step] for step in sorted(rows)]
+    names = list(dict.fromkeys(name for row in ordered for name in row))
+    aside = path.with_name(path.name + ".partial")
+    aside.unlink(missing_ok=True)
+    with aside.open("x", newline="") as file:
+        writer = csv.DictWriter(file, names)
+        writer.writeheader()
+        writer.writerows(ordered)
+    aside.replace(path)
+    return ordered
+
+
+def read_history(path: pathlib.Path) -> list[dict[str, float]]:
+    """The rows of a history; what cannot be read as numbers is left out."""
+    rows = []
+    if path.exists():
+        with path.open(newline="", errors="replace") as file:
+            for row in csv.DictReader(file):
+                try:
+                    numbers = {name: float(value) for name, value in row.items() if value}
+                    rows.append({**numbers, "step": int(row["step"])})
+                except (TypeError, ValueError, KeyError):
+                    continue
+    return rows
+
+
+def _log(directory: pathlib.Path, results: dict[str, Any], figures: pathlib.Path) -> None:
+    """Accuracies and the confusion matrix for TensorBoard, at the checkpoint's step."""
+    with tf.summary.create_file_writer(str(directory)).as_default(step=results["step"]):
+        for name, value in accuracies(results).items():
+            tf.summary.scalar(f"{results['dataset']}/{name.replace(' ', '_')}", value)
+        picture = figures / f"{results['dataset']}_confusion.png"
+        if picture.exists():
+            pixels = tf.io.decode_png(picture.read_bytes(), channels=3)
+            tf.summary.image(f"{results['dataset']}/confusion", pixels[None])

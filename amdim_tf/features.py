@@ -1,0 +1,133 @@
+"""Features of every image of a split: extracted once, kept in MODEL_DIR/evaluation/features."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import pathlib
+import shutil
+from collections.abc import Callable
+
+import numpy as np
+import tensorflow as tf
+
+from amdim_tf import input_pipeline
+from amdim_tf.config import Config
+from amdim_tf.errors import UserError
+from amdim_tf.examples import ArraySource, Source
+from amdim_tf.feature_splits import Features
+from amdim_tf.model import AMDIM
+from amdim_tf.progress import Progress
+
+_BATCH = 250
+
+
+def f1_of(model: AMDIM) -> Callable:
+    """A function from normalized images [n, S, S, 3] to f1 [n, D], in inference mode."""
+
+    @tf.function(reduce_retracing=True)
+    def f1(images):
+        return model.encoder(images, training=False)["f1"]
+
+    return f1
+
+
+def pixels_of(images):
+    """The evaluation view's raw pixels, the plainest baseline: [n, S, S, 3] -> [n, 3·S²]."""
+    return tf.reshape(images, [len(images), -1])
+
+
+def cached_features(
+    directory: pathlib.Path, key: str, function: Callable, source: Source, config: Config, label
+) -> Features:
+    """Features of every image of a source, in order, from `directory` where they are there already.
+
+    A directory holds one set: features with another key take its place, so that a run that is
+    evaluated at every checkpoint does not fill the disk.
+
+    Args:
+        directory: of these features.
+        key: what they depend on; see `features_key`.
+        function: normalized images -> features [n, D].
+        source: the images.
+        config: the evaluation view's settings.
+        label: for the progress bar.
+
+    Returns:
+        Features whose values are a memory map.
+    """
+    features = _read(directory, key)
+    if features is None:
+        aside = directory.with_name(directory.name + ".partial")
+        shutil.rmtree(aside, ignore_errors=True)
+        _extract_into(aside, function, source, config, label)
+        (aside / "key.json").write_text(json.dumps({"key": key}))
+        shutil.rmtree(directory, ignore_errors=True)
+        aside.rename(directory)
+        features = _read(directory, key)
+    return features
+
+
+def _read(directory: pathlib.Path, key: str) -> Features | None:
+    """The features in a directory, if they are whole and have this key."""
+    try:
+        if json.loads((directory / "key.json").read_text()) != {"key": key}:
+            return None
+        values = np.load(directory / "values.npy", mmap_mode="r", allow_pickle=False)
+        labels = np.load(directory / "labels.npy", allow_pickle=False)
+    except (OSError, ValueError):
+        return None
+    return Features(values, labels) if len(values) == len(labels) else None
+
+
+def _extract_into(directory: pathlib.Path, function, source, config, label) -> None:
+    """Writes values.npy [N, D] and labels.npy [N]; images that cannot be decoded are left out."""
+    directory.mkdir(parents=True)
+    path, values, done = directory / "values.npy", None, 0
+    labels = np.empty(len(source), np.int32)
+    with Progress(len(source), label, "image") as progress:
+        for images, numbers in input_pipeline.evaluation_batches(source, config, _BATCH):
+            part = function(images).numpy()  # [n, D]
+            if values is None:
+                shape = (len(source), part.shape[1])
+                values = np.lib.format.open_memmap(path, "w+", np.float32, shape)
+            rows = slice(done, done + len(part))
+            values[rows], labels[rows] = part, numbers.numpy()
+            done += len(part)
+            progress.advance(len(part))
+    source.skipped.check()
+    if values is None:
+        raise UserError(f"{label}: expected images. Received: none that can be decoded.")
+    if done < len(source):
+        np.save(directory / "fewer.npy", values[:done])
+        (directory / "fewer.npy").replace(path)
+    np.save(directory / "labels.npy", labels[:done])
+
+
+def features_key(weights: str, source: Source, config: Config) -> str:
+    """A digest of what features depend on: the weights, the images and the evaluation view.
+
+    Args:
+        weights: digest of the encoder's, see `weights_digest`.
+        source: the images; those on disk are known by their names.
+        config: the evaluation view's settings.
+    """
+    digest = hashlib.sha256(weights.encode())
+    recipe = config.views
+    view = (config.data.image_size, recipe.evaluation_resize, recipe.mean, recipe.std)
+    digest.update(repr(view).encode())
+    if isinstance(source, ArraySource):
+        digest.update(np.ascontiguousarray(source.images))
+        digest.update(np.ascontiguousarray(source.labels))
+    else:
+        for index in range(len(source)):
+            digest.update(source.name_of(index).encode(errors="surrogateescape") + b"\n")
+    return digest.hexdigest()
+
+
+def weights_digest(model: AMDIM) -> str:
+    """A digest of the encoder's weights and running statistics."""
+    digest = hashlib.sha256()
+    for variable in model.encoder.variables:
+        digest.update(variable.path.encode() + np.ascontiguousarray(variable.numpy()).tobytes())
+    return digest.hexdigest()

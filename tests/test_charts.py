@@ -1,0 +1,26 @@
+"""Charts: they are written whole, and the same numbers give the same bytes."""
+
+import numpy as np
+from PIL import Image
+
+from amdim_tf import charts
+
+HISTORY = [{"step": 10, "linear": 0.3}, {"step": 20, "linear": 0.5, "knn": 0.4}]
+
+
+def test_confusion_matrix_of_few_and_of_many_classes(tmp_path):
+    for classes in (2, 60):
+        path = tmp_path / f"{classes}.png"
+        counts = np.eye(classes, dtype=int) * 5
+        charts.confusion_matrix(counts.tolist(), [f"class {k}" for k in range(classes)], path)
+        assert np.asarray(Image.open(path).convert("RGB")).std() > 10
+
+
+def test_learning_curve_is_the_same_for_the_same_numbers(tmp_path):
+    first, second = tmp_path / "first.png", tmp_path / "second.png"
+    for path in (first, second):
+        charts.learning_curve(HISTORY, path)
+    assert first.read_bytes() == second.read_bytes()
+    charts.learning_curve(HISTORY[:1], second)
+    assert first.read_bytes() != second.read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["first.png", "second.png"]

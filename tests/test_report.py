@@ -1,0 +1,105 @@
+"""The report: everything from files, safe to open, no error in a browser."""
+
+import html.parser
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+from test_train import ROOT
+
+from amdim_tf import config as config_lib
+
+HOSTILE = "<script>alert(1)</script>|x"
+
+
+def _write_run(directory, accuracy):
+    settings = {"dataset": "scenes", "ndf": 4, "n_rkhs": 16, "n_depth": 1, "learning_rate": 1e-3}
+    path = config_lib.path_in(directory)
+    path.parent.mkdir(parents=True)
+    config_lib.save(config_lib.make(settings), path, {"classes": ["a", "b"]})
+    (directory / "metrics.csv").write_text(
+        "step,seconds,loss,linear_accuracy\n10,1,9.5,0.2\n20,2,8.5,0.4\nbroken,row\n"
+    )
+    linear = {"accuracy": accuracy, "confusion": [[9, 1], [2, 8]]}
+    results = {
+        "dataset": "scenes", "step": 20, "classes": [HOSTILE, "b"], "linear": linear,
+        "few_labels": {"10%": {"mean": 0.3, "std": 0.01}},
+        "baselines": {"pixels": {"linear": {"accuracy": 0.111}}},
+        "command": "python -m amdim_tf.evaluate --model_dir=run",
+    }  # fmt: skip
+    evaluation = directory / "evaluation"
+    evaluation.mkdir()
+    (evaluation / "scenes.json").write_text(json.dumps(results))
+    (evaluation / "scenes_history.csv").write_text(f"step,linear\n10,0.2\n20,{accuracy}\n")
+    return directory
+
+
+def _report(*words, code=0):
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tools" / "report.py"), *map(str, words)],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == code, done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    root = tmp_path_factory.mktemp("report")
+    runs = [_write_run(root / "one", 0.523), _write_run(root / f"two{HOSTILE[:8]}", 0.618)]
+    _report(f"--output_dir={root / 'out'}", *runs)
+    return root / "out"
+
+
+def test_markdown_has_runs_paper_curves_and_commands(report):
+    text = (report / "report.md").read_text()
+    for part in ("52.3", "61.8", "11.1", "30.0 ± 1.0", "68.1", "CPC, huge", "--ndf=4"):
+        assert part in text
+    for line in text.splitlines():
+        if line.startswith("!["):
+            assert (report / line.rpartition("(")[2].rstrip(")")).stat().st_size > 1000
+    assert text.count("![") == 5
+
+
+def test_page_loads_nothing_and_escapes_names(report):
+    page = (report / "report.html").read_text()
+    tags = []
+
+    class Parser(html.parser.HTMLParser):
+        def handle_starttag(self, tag, attributes):
+            tags.append((tag, dict(attributes)))
+
+    Parser().feed(page)
+    assert "script" not in [tag for tag, _ in tags]
+    addresses = [a.get("src") or a.get("href") for _, a in tags if "src" in a or "href" in a]
+    assert len(addresses) == 6 and all(address.startswith("data:") for address in addresses)
+
+
+@pytest.mark.skipif(not shutil.which("chromium"), reason="Chromium is not installed")
+def test_page_opens_in_chromium_without_an_error(report, tmp_path):
+    done = subprocess.run(
+        [
+            "chromium", "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
+            "--disable-background-networking", "--disable-component-update", "--disable-sync",
+            f"--user-data-dir={tmp_path / 'profile'}", "--enable-logging=stderr", "--v=0",
+            f"--screenshot={tmp_path / 'page.png'}", "--dump-dom",
+            (report / "report.html").as_uri(),
+        ],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert "CONSOLE" not in done.stderr
+    assert "amdim_tf report</h1>" in done.stdout and done.stdout.count("<img") == 5
+
+
+def test_mistakes_get_one_line(tmp_path):
+    assert "one model_dir or more" in _report(code=2).stderr
+    assert "config.json" in _report(tmp_path, code=2).stderr
+    run = _write_run(tmp_path / "run", 0.5)
+    (run / "evaluation" / "scenes.json").write_text("[1")
+    assert "scenes.json: expected JSON" in _report(run, code=2).stderr
+    shutil.rmtree(run / "evaluation")
+    done = _report(f"--output_dir={tmp_path / 'out'}", run, code=2)
+    assert "Run amdim_tf.evaluate first" in done.stderr and len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "out").exists()
