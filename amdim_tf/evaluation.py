@@ -15,6 +15,7 @@ from amdim_tf import (
     feature_splits,
     features,
     few_labels,
+    linear_adam,
     neighbours,
     probing,
     recalibration,
@@ -219,7 +220,7 @@ def _probe(settings, config, name, encoder, splits: _Splits, train: Features, te
             measured = probing.measure(fitted.logits(test.values), test.labels, classes)
             found[probe] = {**measured, "settings": fitted.settings}
     if "linear_adam" in settings.probes:
-        found["linear_adam"] = {"accuracy": probing.linear_accuracy(train, test, classes)}
+        found["linear_adam"] = {"accuracy": linear_adam.linear_accuracy(train, test, classes)}
     if "knn" in settings.probes:
         by_number = neighbours.evaluate(train, test, splits.class_names)
         shown = by_number[SHOWN_NEIGHBOURS]

@@ -12,13 +12,9 @@ import itertools
 import numpy as np
 import tensorflow as tf
 
-from amdim_tf import input_pipeline
 from amdim_tf.classifiers import MLPClassifier, classification_loss
-from amdim_tf.config import Config
 from amdim_tf.errors import UserError
-from amdim_tf.examples import Source
 from amdim_tf.feature_splits import Features, blocks, check_split, held_out, standardization
-from amdim_tf.model import AMDIM
 from amdim_tf.optimizer import CoupledAdam, WarmupMilestones
 from amdim_tf.progress import Progress
 from amdim_tf.softmax_regression import SoftmaxRegression
@@ -30,7 +26,6 @@ _REGULARIZATIONS = (1e5, 1e4, 1e3, 1e2, 10.0, 1.0, 0.1, 0.01)
 _LEARNING_RATES = (1e-3, 3e-3)
 _L2_WEIGHTS = (1e-5, 3e-4)
 _MLP_EPOCHS = 30
-_EXTRACTION_BATCH = 250
 
 
 @dataclasses.dataclass(frozen=True)
@@ -248,104 +243,3 @@ def measure(logits: np.ndarray, labels: np.ndarray, classes: int) -> dict:
         ],
         "confusion": confusion.tolist(),
     }
-
-
-@dataclasses.dataclass(frozen=True)
-class ProbeSettings:
-    """How the linear classifier is trained: Adam on standardized features."""
-
-    learning_rate: float = 1e-3
-    weight_decay: float = 1e-4
-    epochs: int = 20
-    batch_size: int = 500
-    seed: int = 0
-
-
-def encoder_features(model: AMDIM, source: Source, config: Config, label: str) -> Features:
-    """f1 of every image, in inference mode."""
-
-    @tf.function(reduce_retracing=True)
-    def f1(images):
-        return model.encoder(images, training=False)["f1"]
-
-    parts, labels = [], []
-    with Progress(len(source), label, "image") as progress:
-        for images, numbers in input_pipeline.evaluation_batches(source, config, _EXTRACTION_BATCH):
-            parts.append(f1(images).numpy())
-            labels.append(numbers.numpy())
-            progress.advance(len(labels[-1]))
-    source.skipped.check()
-    return Features(np.concatenate(parts), np.concatenate(labels))
-
-
-def pixel_features(source: Source, config: Config) -> Features:
-    """The evaluation view's raw pixels, the plainest baseline."""
-    batches = input_pipeline.evaluation_batches(source, config, _EXTRACTION_BATCH)
-    parts = [(images.numpy(), labels.numpy()) for images, labels in batches]
-    pixels = np.concatenate([images for images, _ in parts])
-    labels = np.concatenate([labels for _, labels in parts])
-    return Features(pixels.reshape(len(pixels), -1), labels)
-
-
-def linear_accuracy(
-    train: Features, test: Features, classes: int, settings: ProbeSettings | None = None
-) -> float:
-    """Accuracy on `test` of a linear classifier trained on `train`.
-
-    Features are standardized by the statistics of the training images; test images have no part in
-    anything but the last count.
-    """
-    settings = settings or ProbeSettings()
-    mean, std = train.values.mean(axis=0), train.values.std(axis=0) + 1e-6
-    weights, bias = _train_linear(
-        tf.constant((train.values - mean) / std), tf.constant(train.labels), classes, settings
-    )
-    logits = ((test.values - mean) / std) @ weights.numpy() + bias.numpy()
-    return float((logits.argmax(axis=1) == test.labels).mean())
-
-
-def _train_linear(values, labels, classes, settings):
-    """Softmax regression by Adam with decoupled weight decay on the weights.
-
-    Args:
-        values: [N, D], standardized.
-        labels: int [N].
-        classes: K.
-        settings: how long and how fast.
-
-    Returns:
-        (weights [D, K], bias [K]).
-    """
-    count, dimension = values.shape
-    weights = tf.Variable(tf.zeros([dimension, classes]))
-    bias = tf.Variable(tf.zeros([classes]))
-    moments = [tf.Variable(tf.zeros_like(v)) for v in (weights, bias, weights, bias)]
-    batch = min(settings.batch_size, count)
-
-    @tf.function
-    def epoch(number):
-        order = tf.random.experimental.stateless_shuffle(
-            tf.range(count), seed=[settings.seed, number]
-        )
-        for start in tf.range(0, count - batch + 1, batch):
-            step(tf.gather(values, order[start : start + batch]),
-                 tf.gather(labels, order[start : start + batch]),
-                 tf.cast(number * (count // batch) + start // batch + 1, tf.float32))  # fmt: skip
-
-    def step(x, y, t):
-        probabilities = tf.nn.softmax(tf.matmul(x, weights) + bias)  # [B, K]
-        error = (probabilities - tf.one_hot(y, classes)) / tf.cast(tf.shape(x)[0], tf.float32)
-        gradients = (tf.matmul(x, error, transpose_a=True), tf.reduce_sum(error, axis=0))
-        for index, (variable, gradient) in enumerate(zip((weights, bias), gradients, strict=True)):
-            first, second = moments[index], moments[index + 2]
-            first.assign(0.9 * first + 0.1 * gradient)
-            second.assign(0.999 * second + 0.001 * tf.square(gradient))
-            scale = tf.sqrt(1 - 0.999**t) / (1 - 0.9**t)
-            variable.assign_sub(
-                settings.learning_rate
-                * (scale * first / (tf.sqrt(second) + 1e-8) + settings.weight_decay * variable)
-            )
-
-    for number in range(settings.epochs):
-        epoch(tf.constant(number))
-    return weights, bias

@@ -9,7 +9,8 @@ from PIL import Image
 from test_train import TINY, refused, run
 
 from amdim_tf import config as config_lib
-from amdim_tf.probing import Features, linear_accuracy
+from amdim_tf.feature_splits import Features
+from amdim_tf.linear_adam import linear_accuracy
 
 
 def _clusters(count, rng, spread):
