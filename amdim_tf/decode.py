@@ -1,4 +1,4 @@
-"""From the bytes of a JPEG, PNG, BMP or WebP file to pixels, decoding no more than needed.
+"""From the bytes of a JPEG, PNG, BMP, GIF or WebP file to pixels, decoding no more than needed.
 
 What a file is, is read from its first bytes, not from its name. Whatever cannot be decoded raises
 inside the graph; `or_else` turns that into a value.
@@ -17,6 +17,7 @@ EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 # The exact inverse transform, which Pillow uses too; TensorFlow's default is a rougher one.
 _DCT_METHOD = "INTEGER_ACCURATE"
 _JPEG, _PNG, _BMP, _RIFF = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"BM", b"RIFF"
+_GIF = b"GIF8"
 
 
 def _starts_with(contents, magic: bytes):
@@ -43,6 +44,9 @@ def _header_size(contents):
         height = _number(contents, 22, 4, False)
         return tf.minimum(height, 2**32 - height), _number(contents, 18, 4, False)
 
+    def gif():
+        return _number(contents, 8, 2, False), _number(contents, 6, 2, False)
+
     def webp():
         # Simple lossy files have 14 bits at 26 and 28, lossless ones 14 bits each from 21 on, and
         # extended ones 24 bits, less one, at 24 and 27.
@@ -61,6 +65,7 @@ def _header_size(contents):
         [
             (_starts_with(contents, _PNG), png),
             (_starts_with(contents, _BMP), bmp),
+            (_starts_with(contents, _GIF), gif),
             (_starts_with(contents, _RIFF), webp),
         ],
         default=lambda: nothing,
@@ -95,10 +100,20 @@ def image_size(contents):
 
 def _decode_whole(contents):
     """uint8 [H, W, 3] of any supported file."""
-    image = tf.cond(
-        _starts_with(contents, _JPEG),
-        lambda: tf.io.decode_jpeg(contents, channels=3, dct_method=_DCT_METHOD),
-        lambda: tf.io.decode_image(contents, channels=3, expand_animations=False),
+
+    def decode_any(channels):
+        return tf.io.decode_image(contents, channels=channels, expand_animations=False)
+
+    image = tf.case(
+        [
+            (
+                _starts_with(contents, _JPEG),
+                lambda: tf.io.decode_jpeg(contents, channels=3, dct_method=_DCT_METHOD),
+            ),
+            # TensorFlow refuses to leave out the transparency of a WebP while decoding.
+            (_starts_with(contents, _RIFF), lambda: decode_any(channels=0)[..., :3]),
+        ],
+        default=lambda: decode_any(channels=3),
     )
     return tf.ensure_shape(image, [None, None, 3])
 
