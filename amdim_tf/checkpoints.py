@@ -2,97 +2,230 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
+import dataclasses
+import errno
+import pathlib
+import time
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import keras
-import tensorflow as tf
+import numpy as np
 
-from amdim_tf import config as config_lib
-from amdim_tf.config import Config
-from amdim_tf.errors import UserError
+from amdim_tf import checkpoint_files, config_file
+from amdim_tf.checkpoint_files import Damaged
+from amdim_tf.config import Config, shown
+from amdim_tf.errors import UserError, warn
 from amdim_tf.model import AMDIM
 
+# Storage that fails for another reason than these may recover: seconds before each further attempt.
+_FINAL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR)
+_RETRY_SECONDS = (1, 4, 16)
+# How often a reader looks again when the checkpoint it reads is removed under its hands.
+_READ_ATTEMPTS = 10
+_LOOP_BYTES = 2**28
 
-def _by_name(variables) -> dict[str, tf.Variable]:
-    """TensorFlow variables by path: names in a checkpoint do not depend on how objects nest."""
-    return {variable.path: variable.value for variable in variables}
+
+class Restored(NamedTuple):
+    """What a checkpoint brought back beside weights and optimizer."""
+
+    step: int
+    loop: dict[str, np.ndarray]  # the training loop's own figures
 
 
 class Checkpoints:
-    """The checkpoints of a run: weights, optimizer and step.
+    """The checkpoints of a run: weights, optimizer, step, and the training loop's own figures.
 
     Args:
         model_dir: the run's directory.
-        model: its weights are saved and restored.
+        model: its weights are saved and restored, and its optimizer's state if it has one.
         kept: how many of the newest checkpoints stay.
+        keep_every: checkpoints of steps that this divides stay as well; 0: none.
     """
 
-    def __init__(self, model_dir, model: AMDIM, kept: int = 1):
-        self._model = model
-        self._directory = config_lib.checkpoints_in(model_dir)
-        contents = {"model": _by_name(model.variables)}
+    def __init__(self, model_dir, model: AMDIM, kept: int = 1, keep_every: int = 0):
+        self._directory = config_file.checkpoints_in(model_dir)
+        self._kept, self._keep_every = kept, keep_every
+        # The paths of weights do not depend on how objects nest, nor on the version of Keras.
+        self._variables = {"model": {v.path: v for v in model.variables}}
         if model.compiled:
-            contents["optimizer"] = _by_name(model.optimizer.variables)
-        self._checkpoint = tf.train.Checkpoint(**contents)
-        with _refusing(self._directory, "expected checkpoints"):
-            self._manager = tf.train.CheckpointManager(
-                self._checkpoint, str(self._directory), max_to_keep=kept, checkpoint_name="step"
-            )
+            self._variables["optimizer"] = {v.path: v for v in model.optimizer.variables}
+        architecture = {
+            "image_size": model.image_size, "classes": model.classes,
+            **dataclasses.asdict(model.settings),
+        }  # fmt: skip
+        self._architecture = {name: shown(value) for name, value in architecture.items()}
+        self._writer = concurrent.futures.ThreadPoolExecutor(1, "checkpoints")
+        self._pending: concurrent.futures.Future | None = None
+
+    def make_ready(self, step: int) -> None:
+        """Clears the way for a run that goes on from `step`.
+
+        What a killed process left half done is removed. Checkpoints of later steps, which were
+        found damaged, are set aside, since these steps are about to be made again.
+        """
+        with _refusing(self._directory, "expected a directory of checkpoints"):
+            checkpoint_files.remove_leftovers(self._directory)
+            for later in checkpoint_files.steps_in(self._directory):
+                if later > step:
+                    checkpoint_files.set_aside(self._directory, later)
 
     def save(self, step: int) -> None:
         """Writes a checkpoint of this step, unless it is there already."""
-        if self._manager.latest_checkpoint == str(self._directory / f"step-{step}"):
-            return
-        wanted = f"expected room and permission for a checkpoint of step {step}"
-        with _refusing(self._directory, wanted):
-            self._manager.save(checkpoint_number=step)
+        self.begin_to_save(step, {})
+        self.wait()
 
-    def restore_latest(self) -> int | None:
-        """Restores the newest checkpoint and returns its step; None where there is none yet."""
-        latest = self._manager.latest_checkpoint
-        if latest is None:
-            return None
-        self._check_shapes(latest)
-        # A model without optimizer, as evaluation has it, leaves that part of the file unused.
-        with _refusing(latest, "expected a whole checkpoint step-N"):
-            self._checkpoint.restore(latest).expect_partial().assert_existing_objects_matched()
-            return int(latest.rpartition("-")[2])
+    def begin_to_save(self, step: int, loop: Mapping[str, np.ndarray]) -> float:
+        """Copies the variables and writes them on another thread; returns the seconds it took.
 
-    def _check_shapes(self, path: str) -> None:
-        """Refuses a file whose weights are not the model's, naming the first that differ."""
-        with _refusing(path, "expected a readable checkpoint"):
-            found = tf.train.load_checkpoint(path).get_variable_to_shape_map()
-        different = []
-        for variable in self._model.variables:
-            shape, key = list(variable.shape), _key_in_file(variable)
-            if found.get(key) != shape:
-                different.append(f"{variable.path} {shape} (there: {found.get(key, 'nothing')})")
-        if different:
-            more = f" and {len(different) - 3} more" if len(different) > 3 else ""
+        A checkpoint that is still being written is waited for first.
+        """
+        began = time.monotonic()
+        self.wait()
+        groups: dict[str, Mapping[str, np.ndarray]] = {
+            group: {name: variable.value.numpy() for name, variable in variables.items()}
+            for group, variables in self._variables.items()
+        }
+        self._pending = self._writer.submit(self._write, step, {**groups, "loop": loop})
+        return time.monotonic() - began
+
+    def check(self) -> None:
+        """Raises what has gone wrong in the background, without waiting for what has not."""
+        if self._pending is not None and self._pending.done():
+            self.wait()
+
+    def wait(self) -> None:
+        """Waits until the checkpoint that is being written, if any, is current."""
+        if self._pending is not None:
+            pending, self._pending = self._pending, None
+            pending.result()
+
+    @property
+    def newest(self) -> pathlib.Path | None:
+        """Where the newest checkpoint is."""
+        steps = checkpoint_files.steps_in(self._directory)
+        return checkpoint_files.path_of(self._directory, steps[-1]) if steps else None
+
+    def _write(self, step: int, groups: Mapping[str, Mapping[str, np.ndarray]]) -> None:
+        path = checkpoint_files.path_of(self._directory, step)
+        hint = "; those before it are whole. Mend that, and run the same command again."
+        with _refusing(path, "expected room and permission for a checkpoint", hint):
+            if step not in checkpoint_files.steps_in(self._directory):
+                facts = {"architecture": self._architecture}
+                _retry(path, checkpoint_files.write, self._directory, step, groups, facts)
+            checkpoint_files.keep(self._directory, self._kept, self._keep_every)
+
+    def restore_latest(self) -> Restored | None:
+        """Restores the newest checkpoint that is whole; None where there is none yet.
+
+        Raises:
+            UserError: where all are damaged, or one is whole but of another model.
+        """
+        with _refusing(self._directory, "expected a directory of checkpoints"):
+            for _ in range(_READ_ATTEMPTS):
+                with contextlib.suppress(FileNotFoundError):  # removed to make room for a newer one
+                    return self._restore()
             raise UserError(
-                f"{path}: expected a checkpoint of the model that config.json describes. "
-                f"Received other weights: {'; '.join(different[:3])}{more}."
+                f"{self._directory}: expected checkpoints that stay while they are read."
             )
+
+    def _restore(self) -> Restored | None:
+        damage = ""
+        for step in reversed(checkpoint_files.steps_in(self._directory)):
+            path = checkpoint_files.path_of(self._directory, step)
+            try:
+                arrays = self._read(step, path)
+            except Damaged as error:
+                damage = f"{path}: {error}"
+                warn(f"{damage}: this checkpoint is damaged; the one before is used.")
+                continue
+            for group, variables in self._variables.items():
+                for name, variable in variables.items():
+                    variable.assign(arrays[group][name])
+            return Restored(step, arrays.get("loop", {}))
+        if damage:
+            raise UserError(
+                f"{damage}: expected a whole checkpoint; all are damaged. Bring one back from a "
+                "copy, or remove them to begin again."
+            )
+        return None
+
+    def _read(self, step: int, path: pathlib.Path) -> dict[str, dict[str, np.ndarray]]:
+        """Group -> name -> array of a checkpoint that fits the model."""
+        manifest = checkpoint_files.read_manifest(self._directory, step)
+        version = checkpoint_files.FORMAT_VERSION
+        if manifest.get("format_version") != version:
+            raise UserError(
+                f"{path}: expected a checkpoint of format_version {version}. Received: "
+                f"{manifest.get('format_version')}. Use the version of amdim_tf that wrote it."
+            )
+        _refuse_differences(path, "settings", self._architecture, manifest.get("architecture"))
+        arrays = {}
+        for group, variables in self._variables.items():
+            most = sum(int(np.prod(v.shape)) * v.value.dtype.size for v in variables.values())
+            arrays[group] = checkpoint_files.read_arrays(self._directory, manifest, group, most)
+            _refuse_differences(
+                path,
+                "weights",
+                {name: f"{v.dtype}{list(v.shape)}" for name, v in variables.items()},
+                {name: f"{a.dtype}{list(a.shape)}" for name, a in arrays[group].items()},
+            )
+        if "optimizer" in self._variables:
+            arrays["loop"] = checkpoint_files.read_arrays(
+                self._directory, manifest, "loop", _LOOP_BYTES
+            )
+        return arrays
+
+
+def _refuse_differences(path, what: str, expected: dict[str, str], received: Any) -> None:
+    """Refuses a checkpoint of another model, naming the first fields that differ."""
+    received = received if isinstance(received, dict) else {}
+    different = [
+        f"{name} {expected.get(name, 'nothing')} (there: {received.get(name, 'nothing')})"
+        for name in dict.fromkeys([*expected, *received])
+        if expected.get(name) != received.get(name)
+    ]
+    if different:
+        more = f" and {len(different) - 4} more" if len(different) > 4 else ""
+        raise UserError(
+            f"{path}: expected a checkpoint of the model that config.json describes. "
+            f"Received other {what}: {'; '.join(different[:4])}{more}."
+        )
+
+
+def _retry(path, write, *arguments) -> None:
+    """Calls `write`, and again a few times where storage fails in a way that may pass."""
+    for seconds in _RETRY_SECONDS:
+        try:
+            return write(*arguments)
+        except (OSError, Damaged) as error:
+            if getattr(error, "errno", None) in _FINAL_ERRORS:
+                raise
+            warn(f"{path}: {_reason(error)}; trying again in {seconds} s.")
+            time.sleep(seconds)
+    return write(*arguments)
 
 
 @contextlib.contextmanager
-def _refusing(path, wanted: str):
-    """Turns what TensorFlow raises for bad files into one line that names the path."""
+def _refusing(path, wanted: str, hint: str = "."):
+    """Turns what goes wrong with files into one line that names the path."""
     try:
         yield
-    except (OSError, IndexError, ValueError, AssertionError, tf.errors.OpError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise UserError(f"{path}: {wanted}. Received: {reason}") from None
+    except (OSError, Damaged) as error:
+        raise UserError(f"{path}: {wanted}. Received: {_reason(error)}{hint}") from None
 
 
-def _key_in_file(variable: keras.Variable) -> str:
-    """The name under which tf.train.Checkpoint keeps a weight."""
-    name = variable.path.replace(".", "..").replace("/", ".S")
-    return f"model/{name}/.ATTRIBUTES/VARIABLE_VALUE"
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)
 
 
 def build_model(config: Config, classes: int) -> AMDIM:
     """A model with fresh weights, a function of the settings and the seed."""
+    # Whatever ~/.keras/keras.json says: the layers are written for this layout and precision.
+    keras.config.set_image_data_format("channels_last")
+    keras.config.set_floatx("float32")
     keras.utils.set_random_seed(config.training.seed)
     return AMDIM(config, classes)
 
@@ -107,12 +240,12 @@ def load_model(model_dir, step_wanted: bool = False):
     Returns:
         A keras.Model with `encode(images, training=False)`.
     """
-    config, facts = config_lib.load(config_lib.path_in(model_dir))
+    config, facts = config_file.load(config_file.path_in(model_dir))
     model = build_model(config, len(facts["classes"]))
-    step = Checkpoints(model_dir, model).restore_latest()
-    if step is None:
+    restored = Checkpoints(model_dir, model).restore_latest()
+    if restored is None:
         raise UserError(
-            f"{config_lib.checkpoints_in(model_dir)}: expected a checkpoint; there is none. "
+            f"{config_file.checkpoints_in(model_dir)}: expected a checkpoint; there is none. "
             "Train first, or check --model_dir."
         )
-    return (model, step) if step_wanted else model
+    return (model, restored.step) if step_wanted else model

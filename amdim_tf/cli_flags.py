@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
 import tempfile
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from typing import Any
 from absl import app, flags, logging
 
 from amdim_tf import config as config_lib
+from amdim_tf import config_file
 from amdim_tf.config import SETTINGS, Config
 from amdim_tf.errors import Interrupted, UserError
 
@@ -78,7 +80,16 @@ def _section_of(name: str):
 
 def given_settings() -> dict[str, Any]:
     """The settings that the command line or a flag file gives."""
-    return {name: FLAGS[name].value for name in SETTINGS if FLAGS[name].value is not None}
+    given = {name: FLAGS[name].value for name in SETTINGS if FLAGS[name].value is not None}
+    for name in {"data_dir", "policy"} & set(given):
+        given[name] = os.path.expanduser(given[name])
+    if "epochs" in given and given.get("train_steps"):
+        raise UserError(
+            f"--epochs: expected either --epochs or --train_steps. Received: {given['epochs']:g} "
+            f"beside --train_steps={given['train_steps']}. If that is from a flag file, add "
+            "--train_steps=0."
+        )
+    return given
 
 
 def training_config(model_dir: str) -> Config:
@@ -88,34 +99,19 @@ def training_config(model_dir: str) -> Config:
         UserError: where a flag contradicts a saved setting that cannot change in mid-run.
     """
     given = given_settings()
-    path = config_lib.path_in(model_dir)
-    # A run that was stopped before its first checkpoint has nothing to go on with.
-    if not (path.exists() and (config_lib.checkpoints_in(model_dir) / "checkpoint").exists()):
+    run = config_file.run_in(model_dir)
+    if run is None:
         if "dataset" not in given:
             raise UserError(
                 f"--dataset: expected for a new run, by flag or flag file; {model_dir} holds none "
                 "to go on with. Received: nothing."
             )
         return config_lib.make(given)
-    saved, _ = config_lib.load(path)
-    before = config_lib.settings_of(saved)
-    config = config_lib.update(saved, given)
-    after = config_lib.settings_of(config)
-    changed = [
-        f"--{name}={_shown(after[name])} (there: {_shown(before[name])})"
-        for name, (_, field) in SETTINGS.items()
-        if after[name] != before[name] and not field.metadata.get("changeable")
-    ]
-    if changed:
-        raise UserError(
-            f"--model_dir: {model_dir} holds a run with other settings: {'; '.join(changed)}. "
-            "Use another --model_dir, or leave these flags out to go on with that run."
-        )
+    if "epochs" in given:
+        given.setdefault("train_steps", 0)  # else a number of steps that was saved would win
+    config = config_lib.update(run[0], given)
+    config_file.changes(run[0], config, model_dir)
     return config
-
-
-def _shown(value: Any) -> str:
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def require_model_dir(meaning: str) -> str:
@@ -125,15 +121,24 @@ def require_model_dir(meaning: str) -> str:
         raise UserError(
             f"--model_dir: expected a name without * ? [ ] and backslash. Received: {model_dir}."
         )
+    if "://" in model_dir:
+        raise UserError(
+            f"--model_dir: expected a directory of this machine. Received: {model_dir}. Mount the "
+            "bucket as a directory, or copy the run there afterwards."
+        )
     return model_dir
 
 
 def require(name: str, meaning: str) -> str:
-    """The value of a flag that must be given."""
+    """The value of a flag that must be given: a path, in which ~ is the home directory."""
     value = FLAGS[name].value
     if not value:
         raise UserError(f"--{name}: expected {meaning}. Received: nothing.")
-    return value
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise UserError(f"--{name}: expected a name in UTF-8. Received: {value!a}.") from None
+    return os.path.expanduser(value)
 
 
 def import_tensorflow_quietly() -> None:
@@ -176,7 +181,15 @@ def run(main: Callable[..., None], words: int | None = 0) -> None:
     def parse(argv):
         try:
             program, *rest = FLAGS(argv)
+        except flags.IllegalFlagValueError as error:
+            sys.exit(_error_line(_value_mistake(error)))
         except flags.Error as error:
+            sys.exit(_error_line(str(error).removeprefix("ERROR:: ")))
+        except UnicodeError:
+            files = " ".join(word for word in argv if "flagfile" in word)
+            expected = "expected text files in UTF-8 with one --name=value per line"
+            sys.exit(_error_line(f"--flagfile: {expected}. Received: other bytes in {files}."))
+        except ValueError as error:  # --noNAME=VALUE
             sys.exit(_error_line(error))
         except SystemExit:  # --help, which absl ends with an error code
             sys.exit(0)
@@ -189,15 +202,35 @@ def run(main: Callable[..., None], words: int | None = 0) -> None:
         logging.set_verbosity(logging.WARNING)
         try:
             main(*argv[1:])
+            sys.stdout.flush()
         except UserError as error:
             sys.exit(_error_line(error))
         except OSError as error:
-            sys.exit(_error_line(f"{error.filename or 'a file'}: {error.strerror or error}."))
+            # Whatever is still to be printed would fail again, and not in one line.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            if isinstance(error, BrokenPipeError):  # whoever read the output has left
+                sys.exit(128 + signal.SIGPIPE)
+            name = error.filename or "standard output"
+            sys.exit(_error_line(f"{name}: {error.strerror or error}."))
+        except KeyboardInterrupt:
+            sys.exit(128 + signal.SIGINT)
         except Interrupted as notice:
             print(notice, file=sys.stderr)
             sys.exit(INTERRUPTED_CODE)
 
     app.run(guarded_main, flags_parser=parse)
+
+
+def _value_mistake(error: flags.IllegalFlagValueError) -> str:
+    """Absl's "flag --NAME=VALUE: REASON" in the form of our other messages."""
+    reason = str(error.__context__)
+    flag = str(error).removesuffix(f": {reason}").removeprefix("flag --")
+    name, _, value = flag.partition("=")
+    kind = FLAGS[name].flag_type() if name in FLAGS else ""
+    kinds = {"int": "a whole number", "float": "a number", "bool": "true or false"}
+    _, limited, limit = reason.partition(" is not ")
+    expected = limit if limited else kinds.get(kind, reason.removeprefix("expected "))
+    return f"--{name}: expected {expected}. Received: {value or 'nothing'}."
 
 
 def _error_line(error) -> int:

@@ -1,4 +1,4 @@
-"""Every setting of a run: names, defaults, limits and help, and config.json.
+"""Every setting of a run: names, defaults, limits and help.
 
 This module is the only home of defaults. Each field below is also a command-line flag of the same
 name (see cli_flags.py) and a key of MODEL_DIR/config.json, so names are unique across sections.
@@ -7,15 +7,11 @@ name (see cli_flags.py) and a key of MODEL_DIR/config.json, so names are unique 
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
-import os
-import pathlib
 from typing import Any
 
 from amdim_tf.errors import UserError
 
-FORMAT_VERSION = 1
 ENCODER_SIZES = (32, 64, 128)
 SCALES = (1, 5, 7)
 MOST_CLASSES = 100_000
@@ -194,9 +190,37 @@ class TrainingConfig:
     seed: int = _setting(
         0, "Seed of weights, order, views and dropout.", minimum=0, maximum=2**31 - 1
     )
+    deterministic: bool = _setting(
+        False, "Use only operations that give the same bits in every run; slower."
+    )
     checkpoint_steps: int = _setting(1000, "Steps between checkpoints.", minimum=1, changeable=True)
+    checkpoint_minutes: float = _setting(
+        30.0,
+        "Minutes after which a checkpoint is saved in any case; 0: by steps only.",
+        minimum=0,
+        changeable=True,
+    )
     checkpoints_kept: int = _setting(
         3, "How many of the newest checkpoints stay.", minimum=1, changeable=True
+    )
+    keep_every: int = _setting(
+        0,
+        "Checkpoints of steps that this divides are saved and stay for good; 0: none.",
+        minimum=0,
+        changeable=True,
+    )
+    nonfinite: str = _setting(
+        "stop",
+        "What to do when a loss or gradient is not finite. The weights stay as they were; stop: "
+        "end the run with a report. skip: go on with the next batch.",
+        choices=("stop", "skip"),
+        changeable=True,
+    )
+    nonfinite_limit: int = _setting(
+        100,
+        "How many steps --nonfinite=skip may leave out in the whole run.",
+        minimum=0,
+        changeable=True,
     )
     log_steps: int = _setting(
         50, "Steps between rows of metrics.csv and TensorBoard.", minimum=1, changeable=True
@@ -262,10 +286,7 @@ def make(settings: dict[str, Any]) -> Config:
             that contradict each other.
     """
     dataset = settings.get("dataset", DataConfig.dataset)
-    if dataset not in DATASET_DEFAULTS:
-        raise UserError(
-            f"--dataset: expected one of {', '.join(DATASET_DEFAULTS)}. Received: {dataset!r}."
-        )
+    _check_dataset(dataset)
     strong = STRONG_DEFAULTS if settings.get("augmentation") == "strong" else {}
     defaults = DATASET_DEFAULTS[dataset]
     values = {**defaults, **strong, **settings}
@@ -334,8 +355,7 @@ def _checked(field: dataclasses.Field, value: Any) -> Any:
         or len(items) != length
         or not all(fits(item) for item in items)
     ):
-        shown = ",".join(map(str, value)) if isinstance(value, (list, tuple)) else value
-        raise UserError(f"--{field.name}: expected {wanted}. Received: {shown}.")
+        raise UserError(f"--{field.name}: expected {wanted}. Received: {shown(value)[:200]}.")
     converted = tuple(float(item) if kind == "float" else item for item in items)
     return converted if is_tuple else converted[0]
 
@@ -347,7 +367,7 @@ def parse_task(task: str) -> tuple[int, int]:
     if not separator or antecedent not in names or consequent not in names:
         raise UserError(
             f"--tasks: expected tasks NtoM with N and M among {', '.join(names)}, "
-            f"such as 1to5,1to7,5to5. Received: {task!r}."
+            f"such as 1to5,1to7,5to5. Received: {task!r:.80}."
         )
     return int(antecedent), int(consequent)
 
@@ -357,12 +377,21 @@ def top_channels(image_size: int, ndf: int) -> int:
     return (4 if image_size == 32 else 8) * ndf
 
 
+def _check_dataset(name: str) -> None:
+    """Refuses unknown names, which in a config.json could also be paths to somewhere else."""
+    if name not in DATASET_DEFAULTS:
+        raise UserError(
+            f"--dataset: expected one of {', '.join(DATASET_DEFAULTS)}. Received: {name!r:.80}."
+        )
+
+
 def _check_together(config: Config) -> None:
-    """Checks that need more than one setting."""
+    """Checks that need more than one setting, or what is defined after the settings."""
+    _check_dataset(config.data.dataset)
     tasks = config.model.tasks
     if not tasks or len(set(tasks)) != len(tasks):
         raise UserError(
-            f"--tasks: expected at least one task, each once. Received: {','.join(tasks)!r}."
+            f"--tasks: expected at least one task, each once. Received: {','.join(tasks)!r:.200}."
         )
     for task in tasks:
         parse_task(task)
@@ -396,60 +425,6 @@ def settings_of(config: Config) -> dict[str, Any]:
     }
 
 
-def path_in(model_dir: str | os.PathLike[str]) -> pathlib.Path:
-    """Where a run's settings are kept."""
-    return pathlib.Path(model_dir) / "config.json"
-
-
-def checkpoints_in(model_dir: str | os.PathLike[str]) -> pathlib.Path:
-    """Where a run's checkpoints are kept."""
-    return pathlib.Path(model_dir) / "checkpoints"
-
-
-def save(config: Config, path: str | os.PathLike[str], extra: dict[str, Any]) -> None:
-    """Writes config.json: format version, `extra` facts about the run, then every setting."""
-    document = {"format_version": FORMAT_VERSION, **extra, **dataclasses.asdict(config)}
-    path = pathlib.Path(path)
-    aside = path.with_name(path.name + ".partial")
-    aside.write_text(json.dumps(document, indent=2) + "\n")
-    aside.replace(path)
-
-
-def load(path: str | os.PathLike[str]) -> tuple[Config, dict[str, Any]]:
-    """Reads config.json back; returns the configuration and the other facts in the file."""
-    path = pathlib.Path(path)
-    try:
-        document = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise UserError(
-            f"{path}: expected the config.json of a training run; there is none. "
-            "Check --model_dir, or train first."
-        ) from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path}: expected readable JSON. Received: {error}.") from None
-    version = document.pop("format_version", None) if isinstance(document, dict) else None
-    if version != FORMAT_VERSION:
-        raise UserError(
-            f"{path}: expected format_version {FORMAT_VERSION}. Received: {version!r}. "
-            "Use the version of amdim_tf that wrote it."
-        )
-    settings: dict[str, Any] = {}
-    for section in SECTIONS:
-        values = document.pop(section, None)
-        if not isinstance(values, dict):
-            raise UserError(f"{path}: expected a section {section!r} with settings.")
-        settings.update(values)
-    classes = document.get("classes")
-    is_list = isinstance(classes, list) and len(classes) <= MOST_CLASSES
-    if not is_list or not all(isinstance(name, str) for name in classes):
-        raise UserError(
-            f"{path}: expected 'classes', a list of at most {MOST_CLASSES} names. "
-            f"Received: {str(classes)[:80]}."
-        )
-    missing = [name for name in SETTINGS if name not in settings]
-    if missing:
-        raise UserError(f"{path}: expected every setting; missing: {', '.join(missing)}.")
-    try:
-        return update(Config(), settings), document
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from None
+def shown(value: Any) -> str:
+    """A setting's value as a flag has it."""
+    return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)

@@ -1,4 +1,8 @@
-"""The one exception that is shown to the user as a line of text."""
+"""What is shown to the user as a line of text."""
+
+from __future__ import annotations
+
+import sys
 
 
 class UserError(Exception):
@@ -12,3 +16,8 @@ class UserError(Exception):
 
 class Interrupted(Exception):
     """The user or the system asked the program to stop, and it has stopped in good order."""
+
+
+def warn(message: str) -> None:
+    """Shows one line that does not stop the program."""
+    print(f"warning: {message}", file=sys.stderr, flush=True)

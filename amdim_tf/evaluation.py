@@ -11,6 +11,7 @@ from typing import Any
 from amdim_tf import (
     augmented_probes,
     checkpoints,
+    config_file,
     evaluation_files,
     feature_splits,
     features,
@@ -115,14 +116,14 @@ def watch(settings: EvaluationSettings) -> None:
 
 def _last_step(model_dir) -> int:
     """The step at which the training of a run ends."""
-    config, _ = config_lib.load(config_lib.path_in(model_dir))
+    config, _ = config_file.load(config_file.path_in(model_dir))
     per_epoch = steps_per_epoch(sources.load(config.data, "train"), config.training.batch_size)
     return config.training.train_steps or math.ceil(config.training.epochs * per_epoch)
 
 
 def _evaluation_config(settings: EvaluationSettings) -> Config:
     """The run's settings, with the data set to evaluate on and the encoder's preprocessing."""
-    config, _ = config_lib.load(config_lib.path_in(settings.model_dir))
+    config, _ = config_file.load(config_file.path_in(settings.model_dir))
     dataset = settings.dataset or config.data.dataset
     if dataset not in config_lib.DATASET_DEFAULTS:
         raise UserError(
@@ -158,7 +159,7 @@ def _evaluate_step(settings, config: Config, splits: _Splits, model: AMDIM, step
         recalibration.recalibrate(model, splits.train, config, settings.recalibrate)
     results: dict[str, Any] = {
         "dataset": config.data.dataset,
-        "trained_on": config_lib.load(config_lib.path_in(settings.model_dir))[0].data.dataset,
+        "trained_on": config_file.load(config_file.path_in(settings.model_dir))[0].data.dataset,
         "step": step,
         "seed": settings.seed,
         "probe_training": "augmented" if settings.augmented else "cached",

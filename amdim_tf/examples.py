@@ -15,7 +15,7 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
-from amdim_tf import decode
+from amdim_tf import decode, safe_files
 from amdim_tf.errors import UserError
 from amdim_tf.progress import Progress
 
@@ -106,9 +106,8 @@ class SkippedImages:
     def write(self, path: pathlib.Path) -> None:
         """Lists the names in a file, one per line, if there are any."""
         if self.names:
-            aside = path.with_name(path.name + ".partial")
-            aside.write_bytes(b"".join(os.fsencode(name) + b"\n" for name in self.names))
-            aside.replace(path)
+            lines = (os.fsencode(name) + b"\n" for name in self.names)
+            safe_files.write_whole(path, b"".join(lines))
 
 
 Source = ArraySource | EncodedSource

@@ -21,8 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 import amdim_tf
-from amdim_tf import checkpoints, serving, views
-from amdim_tf import config as config_lib
+from amdim_tf import checkpoints, config_file, serving, views
 from amdim_tf.errors import Interrupted, UserError
 from amdim_tf.model import AMDIM
 from amdim_tf.signals import StopSignals
@@ -60,9 +59,9 @@ def export(
     model_dir = pathlib.Path(model_dir)
     target = _checked_target(model_dir, output_dir or model_dir / "export")
     replaced_step = _step_of_export(target)
-    config, facts = config_lib.load(config_lib.path_in(model_dir))
+    config, facts = config_file.load(config_file.path_in(model_dir))
     model, step = checkpoints.load_model(model_dir, step_wanted=True)
-    digest = _digest(config_lib.checkpoints_in(model_dir), step)
+    digest = _digest(config_file.checkpoints_in(model_dir), step)
     served = model if dtype == "float32" else serving.in_bfloat16(model, config)
     with StopSignals() as signals, _directory_beside(target) as aside:
         with _refusing(target):
@@ -99,7 +98,7 @@ def _checked_target(model_dir: pathlib.Path, output_dir) -> pathlib.Path:
     if "://" in str(output_dir) or set(str(output_dir)) & set("*?[]\\"):
         refuse("a local directory without * ? [ ] and backslash in its name", str(output_dir))
     target = pathlib.Path(os.path.realpath(output_dir))
-    if target.is_relative_to(os.path.realpath(config_lib.checkpoints_in(model_dir))):
+    if target.is_relative_to(os.path.realpath(config_file.checkpoints_in(model_dir))):
         refuse("a directory outside the run's checkpoints", str(target))
     for parent in target.parents:
         if (parent / "saved_model.pb").exists():
@@ -131,8 +130,9 @@ def _refusing(target: pathlib.Path) -> Iterator[None]:
     try:
         yield
     except (OSError, tf.errors.OpError) as error:
-        # TensorFlow puts the file before the reason.
-        reason = getattr(error, "strerror", None) or str(error).splitlines()[0].split("; ")[-1]
+        # TensorFlow puts the file before the reason, and the operation after it.
+        first_line = str(error).splitlines()[0]
+        reason = getattr(error, "strerror", None) or first_line.split("; ")[-1].split(" [Op:")[0]
         raise UserError(
             f"--output_dir: expected room and permission for an export. Received: {target} "
             f"({reason})."
@@ -283,7 +283,7 @@ def _described(signatures) -> dict[str, Any]:
 def _digest(directory: pathlib.Path, step: int) -> str:
     """SHA-256 of a checkpoint's files, one after the other in the order of their names."""
     digest = hashlib.sha256()
-    for path in sorted(directory.glob(f"step-{step}.*")):
+    for path in sorted((directory / f"step-{step:08d}").iterdir()):
         with path.open("rb") as file:
             while block := file.read(2**20):
                 digest.update(block)

@@ -167,15 +167,31 @@ class AMDIM(keras.Model):
         return {n: tf.cast(uniform[..., n - 1] * n * n, tf.int32) for n in sorted(scales)}
 
     def train_step(self, data):
-        """One step of optimization on {"view1", "view2", "label"}; returns named scalars."""
+        """One step of optimization on {"view1", "view2", "label"}; returns named scalars.
+
+        Where the loss or the gradient is not finite, `nonfinite` is 1 and the step is counted, but
+        weights, statistics and optimizer stay as they were.
+        """
         step = self.optimizer.iterations.value
+        statistics = [(v, tf.identity(v.value)) for v in self.non_trainable_variables]
         with tf.GradientTape() as tape:
             total, logs = self.losses_of(data["view1"], data["view2"], data["label"], step)
         trained = self.trained_variables()
         gradients = tape.gradient(total, trained)
         logs["gradient_norm"] = tf.linalg.global_norm(gradients)
         logs["learning_rate"] = tf.cast(self.optimizer.learning_rate, tf.float32)
-        self.optimizer.apply_gradients(zip(gradients, trained, strict=True))
+        finite = tf.math.is_finite(total) & tf.math.is_finite(logs["gradient_norm"])
+        logs["nonfinite"] = 1.0 - tf.cast(finite, tf.float32)
+
+        def apply():
+            self.optimizer.apply_gradients(zip(gradients, trained, strict=True))
+
+        def withhold():
+            for variable, before in statistics:
+                variable.assign(before)
+            self.optimizer.iterations.assign_add(1)
+
+        tf.cond(finite, apply, withhold)
         return logs
 
     def trained_variables(self):

@@ -32,7 +32,6 @@ TensorFlow is not imported here, so that mistakes in a policy are answered at on
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import math
@@ -44,6 +43,7 @@ import typing
 from collections.abc import Collection
 from typing import Any
 
+from amdim_tf import safe_files
 from amdim_tf.errors import UserError
 
 FORMAT = "amdim_tf policy"
@@ -257,13 +257,9 @@ def save(policy: Policy, path: str | os.PathLike[str]) -> None:
         f'{{\n  "format": {json.dumps(FORMAT)},\n  "version": {VERSION},\n{picks}'
         f'  "sub_policies": [\n{lines}\n  ]\n}}\n'
     )
-    aside = path.with_name(path.name + ".partial")
     try:
-        aside.write_text(text, encoding="utf-8")
-        aside.replace(path)
+        safe_files.write_whole(path, text.encode())
     except OSError as error:
-        with contextlib.suppress(OSError):
-            aside.unlink()
         raise UserError(
             f"{path}: expected a file that can be written. Received: {error.strerror}."
         ) from None

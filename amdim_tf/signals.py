@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import signal
 
 
 class StopSignals:
     """While entered, notes SIGINT (Ctrl-C) and SIGTERM instead of dying of them.
 
-    The work at hand looks at `received` when it can stop. A second signal acts at once, as it would
-    have without this.
+    The work at hand looks at `received` when it can stop. A second signal ends the process at once,
+    with the exit code that shells give to that signal.
     """
 
     def __init__(self):
@@ -29,5 +30,6 @@ class StopSignals:
 
     def _note(self, number: int, frame) -> None:
         del frame
+        if self.received:
+            os._exit(128 + number)
         self.received = signal.Signals(number).name
-        self.__exit__()

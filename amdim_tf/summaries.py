@@ -3,20 +3,57 @@
 from __future__ import annotations
 
 import csv
+import io
+import itertools
 import math
 import pathlib
+from collections.abc import Mapping
 
 import numpy as np
 import tensorflow as tf
 
+from amdim_tf import safe_files
+from amdim_tf.errors import warn
+from amdim_tf.event_file import EventFile
 
-def average(window: list[dict[str, tf.Tensor]]) -> dict[str, float]:
-    """Means of each logged figure over some steps.
+_MOST_BYTES = 2**30
+
+
+class Window:
+    """The figures of the steps since the last row. A checkpoint takes them along.
+
+    Args:
+        arrays: what `arrays` gave when the run was saved; empty for a new run.
+    """
+
+    def __init__(self, arrays: Mapping[str, np.ndarray]):
+        self._before = dict(arrays)
+        self._logs: list[dict[str, tf.Tensor]] = []
+
+    def add(self, logs: dict[str, tf.Tensor]) -> None:
+        """Adds the named scalars of a step; they are not looked at until they are needed."""
+        if set(self._before) != set(logs):
+            self._before = {}
+        self._logs.append(logs)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Name -> its value in each step, float64 [steps]."""
+        if not self._logs:
+            return self._before
+        new = {name: [float(logs[name]) for logs in self._logs] for name in self._logs[0]}
+        return {name: np.array([*self._before.get(name, ()), *new[name]]) for name in new}
+
+
+def average(columns: dict[str, np.ndarray]) -> dict[str, float]:
+    """Means of each logged figure over some steps, leaving out those that were not finite.
 
     Counts of correct answers become accuracies: correct / labelled over all steps together, NaN
-    where no image was labelled.
+    where no image was labelled. `nonfinite` becomes the number of steps that were not finite.
     """
-    columns = {name: np.array([float(logs[name]) for logs in window]) for name in window[0]}
+    columns = dict(columns)
+    steps = len(next(iter(columns.values())))
+    nonfinite = columns.pop("nonfinite", np.zeros(steps)) != 0
+    columns = {name: values[~nonfinite] for name, values in columns.items()}
     labelled = columns.pop("labelled", np.zeros(1)).sum()
     means = {}
     for name, values in columns.items():
@@ -24,8 +61,8 @@ def average(window: list[dict[str, tf.Tensor]]) -> dict[str, float]:
             accuracy = values.sum() / labelled if labelled else math.nan
             means[name.replace("_correct", "_accuracy")] = float(accuracy)
         else:
-            means[name] = float(values.mean())
-    return means
+            means[name] = float(values.mean()) if len(values) else math.nan
+    return {**means, "nonfinite_steps": float(nonfinite.sum())}
 
 
 class MetricsLog:
@@ -39,64 +76,77 @@ class MetricsLog:
 
     def __init__(self, model_dir, step: int):
         self._path = pathlib.Path(model_dir) / "metrics.csv"
-        self._writer = tf.summary.create_file_writer(str(pathlib.Path(model_dir) / "logs"))
         self._names: list[str] = []
         self._seconds = 0.0
-        if self._path.exists():
+        if self._path.exists() or self._path.is_symlink():
             self._keep_rows_up_to(step)
+        self._events = EventFile(pathlib.Path(model_dir) / "logs", step)
 
     def _keep_rows_up_to(self, step: int) -> None:
-        with self._path.open(newline="", errors="replace") as file:
-            rows = csv.DictReader(file)
-            kept = [row for row in rows if _is_whole(row) and int(row["step"]) <= step]
+        try:
+            text = safe_files.read_limited(self._path, _MOST_BYTES).decode(errors="replace")
+            rows = csv.DictReader(io.StringIO(text, newline=""))
             names = list(rows.fieldnames or [])
-        if not {"step", "seconds"} <= set(names):
-            # Not ours, or damaged: kept aside, and a new file begun.
-            self._path.replace(self._path.with_name("metrics.csv.damaged"))
+            kept = [row for row in rows if _is_whole(row) and int(row["step"]) <= step]
+        except (OSError, csv.Error):
+            names = []
+        if not {"step", "seconds"} <= set(names) or len(set(names)) != len(names):
+            self._set_aside()
             return
         self._names = names
-        aside = self._path.with_name("metrics.csv.partial")
-        with aside.open("w", newline="") as file:
-            writer = csv.DictWriter(file, names, extrasaction="ignore")
-            writer.writeheader()
-            writer.writerows(kept)
-        aside.replace(self._path)
+        rewritten = io.StringIO(newline="")
+        writer = csv.DictWriter(rewritten, names)
+        writer.writeheader()
+        writer.writerows(kept)
+        safe_files.write_whole(self._path, rewritten.getvalue().encode())
         if kept:
             self._seconds = float(kept[-1]["seconds"])
+
+    def _set_aside(self) -> None:
+        """Renames a file that is not ours, or damaged, without touching one that was before."""
+        names = itertools.chain(
+            ["metrics.csv.damaged"], (f"metrics.csv.damaged-{i}" for i in itertools.count(2))
+        )
+        free = (self._path.with_name(name) for name in names)
+        aside = next(path for path in free if not path.exists() and not path.is_symlink())
+        self._path.rename(aside)
+        warn(f"{self._path}: expected rows of this run. What was there is now {aside}.")
 
     def write(self, step: int, figures: dict[str, float], seconds: float) -> None:
         """Adds one row; `seconds` is the training time since the row before."""
         self._seconds += seconds
         figures = {"seconds": self._seconds, **figures}
+        row = {"step": step, **{name: f"{value:.6g}" for name, value in figures.items()}}
         if not self._names:
-            self._names = ["step", *figures]
-            with self._path.open("w", newline="") as file:
-                csv.DictWriter(file, self._names).writeheader()
+            self._names = list(row)
+            safe_files.write_whole(self._path, (",".join(self._names) + "\r\n").encode())
         with self._path.open("a", newline="") as file:
-            row = {name: f"{value:.6g}" for name, value in figures.items()}
-            csv.DictWriter(file, self._names, extrasaction="ignore").writerow({"step": step, **row})
-        with self._writer.as_default(step=step):
-            for name, value in figures.items():
-                tf.summary.scalar(name, value)
-        self._writer.flush()
+            csv.DictWriter(file, self._names, extrasaction="ignore").writerow(row)
+        self._events.write(step, "scalars", figures)
 
     def write_views(self, step: int, view1: np.ndarray, view2: np.ndarray) -> None:
         """Shows pairs of views as the model sees them: uint8 [n, S, S, 3] each, side by side."""
         pairs = np.concatenate([view1, view2], axis=2)  # [n, S, 2S, 3]
-        with self._writer.as_default(step=step):
-            tf.summary.image("views", image_grid(pairs)[None])
-        self._writer.flush()
+        grid = image_grid(pairs)
+        height, width, _ = grid.shape
+        image = [str(width).encode(), str(height).encode(), tf.io.encode_png(grid).numpy()]
+        self._events.write(step, "images", {"views": image})
 
     def close(self) -> None:
-        """Flushes and closes the TensorBoard log."""
-        self._writer.close()
+        """Closes the TensorBoard log."""
+        self._events.close()
 
 
 def _is_whole(row: dict[str, str]) -> bool:
-    """Whether a row has a step and a time, as one that was cut off may not."""
+    """Whether a row has every column and no more, as one that was cut off may not."""
     try:
-        return int(row["step"]) >= 0 and float(row["seconds"]) >= 0
-    except (KeyError, TypeError, ValueError):
+        return (
+            None not in row
+            and None not in row.values()
+            and int(row["step"]) >= 0
+            and 0 <= float(row["seconds"]) < math.inf
+        )
+    except (KeyError, ValueError):
         return False
 
 

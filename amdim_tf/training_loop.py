@@ -7,21 +7,33 @@ import math
 import os
 import pathlib
 import time
+from collections.abc import Callable, Iterator
 
+import numpy as np
 import tensorflow as tf
 
-from amdim_tf import checkpoints, input_pipeline, policies, sources, views
-from amdim_tf import config as config_lib
-from amdim_tf.config import Config
-from amdim_tf.errors import Interrupted, UserError
-from amdim_tf.examples import Source
+from amdim_tf import (
+    checkpoints,
+    config_file,
+    diagnosis,
+    input_pipeline,
+    policies,
+    run_lock,
+    run_record,
+    sources,
+    views,
+)
+from amdim_tf.config import Config, shown
+from amdim_tf.errors import Interrupted, UserError, warn
+from amdim_tf.examples import ArraySource, Source
 from amdim_tf.model import AMDIM
 from amdim_tf.optimizer import make_optimizer
 from amdim_tf.progress import Progress
 from amdim_tf.signals import StopSignals
-from amdim_tf.summaries import MetricsLog, average
+from amdim_tf.summaries import MetricsLog, Window, average
 
 _SHOWN_PAIRS = 16
+_WINDOW = "window/"
 
 
 def train(config: Config, model_dir) -> AMDIM:
@@ -34,38 +46,58 @@ def train(config: Config, model_dir) -> AMDIM:
     Returns:
         The trained model.
     """
+    if config.training.deterministic:
+        tf.config.experimental.enable_op_determinism()
     policy = _kept_policy(config.views.policy, model_dir)
     source = sources.load(config.data, "train")
     per_epoch = input_pipeline.steps_per_epoch(source, config.training.batch_size)
     total = config.training.train_steps or math.ceil(config.training.epochs * per_epoch)
     model = compiled_model(config, len(source.class_names), per_epoch)
-    saved = checkpoints.Checkpoints(model_dir, model, config.training.checkpoints_kept)
-    step = saved.restore_latest() or 0
     # Nothing is written before all settings have been accepted.
-    _write_config(config, model_dir, source)
-    if policy is not None:
-        policies.save(policy, _policy_path(model_dir))
-    if step >= total:
-        print(f"{model_dir}: already trained for {step} of {total} steps.")
-        return model
-    print(
-        f"Training on {len(source)} images of {config.data.dataset}, steps {step} to {total} "
-        f"({per_epoch} make an epoch); {model.count_params():,} parameters."
-    )
-    report_skipped = functools.partial(_report_skipped, source, model_dir)
-    report_skipped()
-    batches = input_pipeline.training_batches(source, config, step, total, policy=policy)
-    log = MetricsLog(model_dir, step)
     try:
-        _run_steps(model, batches, config, saved, log, step, total, report_skipped)
-    except tf.errors.OpError:
-        report_skipped()  # an input pipeline that found too many bad images says so here
+        with run_lock.held(model_dir):
+            _train_in(model_dir, config, model, source, policy, total)
+    except BrokenPipeError:  # of standard output
         raise
     except OSError as error:
         raise UserError(
-            f"{error.filename or model_dir}: expected to be written ({error.strerror}). The newest "
-            "checkpoint is whole; make room, and run the same command again."
+            f"{error.filename or model_dir}: expected to be written "
+            f"({error.strerror or error}). Checkpoints are whole; make room, and run the same "
+            "command again."
         ) from None
+    return model
+
+
+def _train_in(model_dir, config: Config, model: AMDIM, source: Source, policy, total: int) -> None:
+    """Goes on with the run in model_dir, or begins one."""
+    training = config.training
+    run = config_file.run_in(model_dir)
+    changes = config_file.changes(run[0], config, model_dir) if run else {}
+    saved = checkpoints.Checkpoints(
+        model_dir, model, training.checkpoints_kept, training.keep_every
+    )
+    restored = saved.restore_latest() or checkpoints.Restored(0, {})
+    saved.make_ready(restored.step)
+    _write_config(config, model_dir, source, run[1] if run else {}, restored.step, changes)
+    if policy is not None:
+        policies.save(policy, _policy_path(model_dir))
+    if restored.step >= total:
+        print(f"{model_dir}: already trained for {restored.step} of {total} steps.")
+        return
+    for name, (before, after) in changes.items():
+        print(f"--{name}: {shown(after)} from here on (before: {shown(before)}).")
+    print(
+        f"Training on {len(source)} images of {config.data.dataset}, steps {restored.step} to "
+        f"{total} ({len(source) // training.batch_size} make an epoch); "
+        f"{model.count_params():,} parameters."
+    )
+    check_data = functools.partial(_check_data, source, config, model_dir)
+    check_data()
+    batches = input_pipeline.training_batches(source, config, restored.step, total, policy=policy)
+    log = MetricsLog(model_dir, restored.step)
+    try:
+        loop = _Loop(model, config, saved, log, restored, check_data)
+        loop.run(_read(batches, check_data), total)
     finally:
         log.close()
     print(
@@ -74,7 +106,6 @@ def train(config: Config, model_dir) -> AMDIM:
     )
     if source.skipped.names:
         print(f"{len(source.skipped.names)} images could not be decoded: see skipped_images.txt")
-    return model
 
 
 def _policy_path(model_dir) -> pathlib.Path:
@@ -106,53 +137,153 @@ def compiled_model(config: Config, classes: int, per_epoch: int) -> AMDIM:
     return model
 
 
-def _write_config(config: Config, model_dir, source: Source) -> None:
-    path = config_lib.path_in(model_dir)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        config_lib.save(config, path, {"classes": list(source.class_names)})
-    except OSError as error:
+def _write_config(config: Config, model_dir, source: Source, facts, step: int, changes) -> None:
+    """Writes config.json with a record of this start; `facts` are those of the run so far."""
+    classes, images = list(source.class_names), len(source)
+    # A run that was imported has not been started here, and knows only how many classes it has.
+    if facts.get("starts") and facts["classes"] != classes:
         raise UserError(
-            f"--model_dir: expected a directory that can be written. Received: {model_dir} "
-            f"({error.strerror})."
-        ) from None
+            f"--data_dir: expected the classes that the run began with, {len(facts['classes'])} in "
+            f"{config_file.path_in(model_dir)}. Received: others."
+        )
+    if facts.get("images", images) != images:
+        warn(
+            f"--data_dir: {images} images ({facts['images']} when the run began): from here on "
+            "their order is another."
+        )
+    starts = facts.get("starts", [])
+    record = {**run_record.make(config.training.seed, step), "changes": changes}
+    starts = [*starts[:1], *starts[1:][-config_file.MOST_STARTS + 2 :], record]
+    path = config_file.path_in(model_dir)
+    config_file.save(config, path, {"classes": classes, "images": images, "starts": starts})
 
 
-def _run_steps(model, batches, config, saved, log, first_step, total, report_skipped) -> None:
-    """Steps, with rows of figures and checkpoints in between."""
-    train_step = tf.function(model.train_step)
-    training = config.training
-    window, window_began = [], time.monotonic()
-    progress = Progress(total, "train", "step", start=first_step)
-    with progress, StopSignals() as signals:
-        for step, batch in enumerate(batches, start=first_step + 1):
-            if step == first_step + 1:
-                shown = [
-                    views.denormalize(config.views, batch[view][:_SHOWN_PAIRS]).numpy()
-                    for view in ("view1", "view2")
-                ]
-                log.write_views(step, *shown)
-            window.append(train_step(batch))
-            progress.advance()
-            if step % training.log_steps == 0 or step == total:
-                figures = average(window)
-                seconds = time.monotonic() - window_began
-                figures["images_per_second"] = len(window) * training.batch_size / seconds
-                log.write(step, figures, seconds)
-                progress.show(_figures_line(figures))
-                report_skipped()
-                window, window_began = [], time.monotonic()
-            if step % training.checkpoint_steps == 0 or step == total or signals.received:
-                saved.save(step)
-            if signals.received and step < total:
-                raise Interrupted(
-                    f"Stopped by {signals.received} after step {step} of {total}, which is saved. "
-                    "The same command goes on from here."
-                )
+class _Loop:
+    """Steps, with rows of figures and checkpoints in between.
+
+    Args:
+        model, config: what is trained, and how.
+        saved: the run's checkpoints.
+        log: where the figures go.
+        restored: where the run stands.
+        check_data: called now and then; raises where the images cannot be used.
+    """
+
+    def __init__(self, model: AMDIM, config: Config, saved, log, restored, check_data):
+        self._model, self._config, self._training = model, config, config.training
+        self._saved, self._log, self._check_data = saved, log, check_data
+        self._step = restored.step
+        self._nonfinite = int(restored.loop.get("nonfinite_steps", 0))
+        self._window = Window(
+            {
+                name.removeprefix(_WINDOW): values
+                for name, values in restored.loop.items()
+                if name.startswith(_WINDOW)
+            }
+        )
+        self._row_began = self._save_began = time.monotonic()
+        self._steps_since_row, self._pause = 0, 0.0
+
+    def run(self, batches: Iterator[dict[str, tf.Tensor]], total: int) -> None:
+        """Makes a step of each batch, up to step `total`."""
+        train_step = tf.function(self._model.train_step)
+        with Progress(total, "train", "step", start=self._step) as progress, StopSignals() as stop:
+            for number, batch in enumerate(batches):
+                if number == 0:
+                    self._show_views(batch)
+                logs = train_step(batch)
+                self._step += 1
+                self._steps_since_row += 1
+                self._window.add(logs)
+                if float(logs["nonfinite"]):
+                    self._note_nonfinite(batch, logs)
+                progress.advance()
+                last = self._step == total
+                if self._step % self._training.log_steps == 0 or last:
+                    progress.show(_figures_line(self._write_row()))
+                    self._check_data()
+                if self._is_save_due() or last or stop.received:
+                    self._begin_to_save()
+                self._saved.check()
+                if stop.received and not last:
+                    self._saved.wait()
+                    raise Interrupted(
+                        f"Stopped by {stop.received} after step {self._step} of {total}, which is "
+                        "saved. The same command goes on from here."
+                    )
+            self._saved.wait()
+
+    def _show_views(self, batch) -> None:
+        pairs = [batch[view][:_SHOWN_PAIRS] for view in ("view1", "view2")]
+        shown_pairs = [views.denormalize(self._config.views, pair).numpy() for pair in pairs]
+        self._log.write_views(self._step + 1, *shown_pairs)
+
+    def _write_row(self) -> dict[str, float]:
+        """Writes the means since the last row, and returns them."""
+        seconds = time.monotonic() - self._row_began
+        images = self._steps_since_row * self._training.batch_size
+        figures = average(self._window.arrays())
+        figures |= {"images_per_second": images / seconds, "checkpoint_seconds": self._pause}
+        self._log.write(self._step, figures, seconds)
+        self._window, self._row_began = Window({}), time.monotonic()
+        self._steps_since_row, self._pause = 0, 0.0
+        return figures
+
+    def _is_save_due(self) -> bool:
+        training = self._training
+        intervals = (training.checkpoint_steps, training.keep_every)
+        minutes = (time.monotonic() - self._save_began) / 60
+        return any(interval and self._step % interval == 0 for interval in intervals) or bool(
+            training.checkpoint_minutes and minutes >= training.checkpoint_minutes
+        )
+
+    def _begin_to_save(self) -> None:
+        self._save_began = time.monotonic()
+        window = {_WINDOW + name: values for name, values in self._window.arrays().items()}
+        loop = {"nonfinite_steps": np.array(self._nonfinite), **window}
+        self._pause += self._saved.begin_to_save(self._step, loop)
+
+    def _note_nonfinite(self, batch, logs) -> None:
+        """Counts a step that changed nothing, and ends the run where that is not allowed."""
+        self._nonfinite += 1
+        limit = self._training.nonfinite_limit
+        if self._training.nonfinite == "skip" and self._nonfinite <= limit:
+            return
+        self._saved.wait()
+        found = diagnosis.describe_step(self._model, batch, logs, self._step - 1)
+        raise UserError(
+            f"step {self._step}: expected a finite loss and gradient. Received: {found}. Last good "
+            f"checkpoint: {self._saved.newest or 'none yet'}. Go on from it with --nonfinite=skip "
+            f"(--nonfinite_limit={limit} such steps), or begin again with a lower --learning_rate."
+        )
 
 
-def _report_skipped(source: Source, model_dir) -> None:
+def _read(batches: tf.data.Dataset, check_data: Callable[[], None]):
+    """The batches; what goes wrong while they are made is told in one line."""
+    iterator = iter(batches)
+    while True:
+        try:
+            batch = next(iterator, None)
+        except tf.errors.OpError as error:
+            check_data()
+            raise UserError(
+                f"--data_dir: expected images that can be read. Received: "
+                f"{error.message.strip().splitlines()[0][:300]}. Checkpoints are whole; mend that, "
+                "and run the same command again."
+            ) from None
+        if batch is None:
+            return
+        yield batch
+
+
+def _check_data(source: Source, config: Config, model_dir) -> None:
     """Lists the images that could not be decoded, and stops the run where they are too many."""
+    directory = config.data.data_dir
+    if directory and not isinstance(source, ArraySource) and not os.path.exists(directory):
+        raise UserError(
+            f"--data_dir: expected {directory}; it has vanished. Checkpoints are whole; bring it "
+            "back, and run the same command again."
+        )
     source.skipped.write(pathlib.Path(model_dir) / "skipped_images.txt")
     source.skipped.check()
 

@@ -10,7 +10,7 @@ what an augmentation does before training with it. Writes OUTPUT_DIR/views.png.
 
 from absl import flags
 
-from amdim_tf import cli_flags
+from amdim_tf import cli_flags, config_file
 from amdim_tf import config as config_lib
 
 cli_flags.define_config_flags()
@@ -27,7 +27,7 @@ def main() -> None:
     model_dir, given = cli_flags.FLAGS.model_dir, cli_flags.given_settings()
     given["batch_size"] = max(cli_flags.FLAGS.pairs, 2)
     if model_dir:
-        config = config_lib.update(config_lib.load(config_lib.path_in(model_dir))[0], given)
+        config = config_lib.update(config_file.load(config_file.path_in(model_dir))[0], given)
     else:
         config = config_lib.make(given)
     cli_flags.import_tensorflow_quietly()

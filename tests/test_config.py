@@ -2,10 +2,12 @@
 
 import dataclasses
 import json
+import os
 
 import pytest
 
 from amdim_tf import config as config_lib
+from amdim_tf import config_file
 from amdim_tf.errors import UserError
 
 
@@ -69,15 +71,15 @@ def test_bad_settings_name_the_flag(settings, named):
 
 def test_json_round_trip(tmp_path):
     config = config_lib.make({"dataset": "stl10", "tasks": ("7to7",), "milestones": (1.5, 2.0)})
-    path = config_lib.path_in(tmp_path)
-    config_lib.save(config, path, {"classes": ["cat"]})
-    assert config_lib.load(path) == (config, {"classes": ["cat"]})
+    path = config_file.path_in(tmp_path)
+    config_file.save(config, path, {"classes": ["cat"]})
+    assert config_file.load(path) == (config, {"classes": ["cat"]})
     assert list(tmp_path.iterdir()) == [path]
 
 
 def _edited(tmp_path, edit):
-    path = config_lib.path_in(tmp_path)
-    config_lib.save(config_lib.Config(), path, {"classes": []})
+    path = config_file.path_in(tmp_path)
+    config_file.save(config_lib.Config(), path, {"classes": []})
     document = json.loads(path.read_text())
     edit(document)
     path.write_text(json.dumps(document))
@@ -87,11 +89,14 @@ def _edited(tmp_path, edit):
 @pytest.mark.parametrize(
     "edit, named",
     [
-        (lambda d: d.update(format_version=2), "format_version"),
+        (lambda d: d.update(format_version=1), "expected format_version 2. Received: 1."),
+        (lambda d: d.update(format_version=3), "expected format_version 2. Received: 3."),
+        (lambda d: d.update(starts={"step": 1}), "'starts'"),
         (lambda d: d.pop("model"), "'model'"),
         (lambda d: d["model"].pop("ndf"), "ndf"),
         (lambda d: d["model"].update(ndf="four"), "--ndf"),
         (lambda d: d["model"].update(colour=1), "colour"),
+        (lambda d: d["data"].update(dataset="../outside"), "--dataset"),
         (lambda d: d["model"].update(ndf=10**9), "--ndf"),
         (lambda d: d.pop("classes"), "'classes'"),
         (lambda d: d.update(classes="cat"), "'classes'"),
@@ -101,18 +106,56 @@ def _edited(tmp_path, edit):
 def test_bad_files_name_the_place(tmp_path, edit, named):
     path = _edited(tmp_path, edit)
     with pytest.raises(UserError) as error:
-        config_lib.load(path)
+        config_file.load(path)
     assert named in str(error.value) and str(path) in str(error.value)
 
 
 def test_missing_and_broken_files(tmp_path):
     with pytest.raises(UserError, match="there is none"):
-        config_lib.load(config_lib.path_in(tmp_path))
-    path = config_lib.path_in(tmp_path)
+        config_file.load(config_file.path_in(tmp_path))
+    path = config_file.path_in(tmp_path)
     for text in ("{", "[]", "null", "\x00", "[" * 100000):
         path.write_text(text)
         with pytest.raises(UserError, match=str(path)):
-            config_lib.load(path)
+            config_file.load(path)
+
+
+def test_what_is_no_file_does_not_hang(tmp_path):
+    os.mkfifo(config_file.path_in(tmp_path))
+    with pytest.raises(UserError, match="not a regular file"):
+        config_file.load(config_file.path_in(tmp_path))
+
+
+def test_links_are_replaced_and_not_followed(tmp_path):
+    victim, path = tmp_path / "victim", config_file.path_in(tmp_path)
+    victim.write_text("precious")
+    path.symlink_to(victim)
+    path.with_name("config.json.partial").symlink_to(victim)
+    config_file.save(config_lib.Config(), path, {"classes": []})
+    assert victim.read_text() == "precious"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["config.json", "victim"]
+    assert config_file.load(path)[0] == config_lib.Config()
+
+
+def test_what_may_change_in_mid_run():
+    before = config_lib.make({"dataset": "cifar10", "epochs": 2.0})
+    after = config_lib.update(before, {"epochs": 3.0, "log_steps": 7})
+    assert config_file.changes(before, after, "run") == {"epochs": [2.0, 3.0], "log_steps": [50, 7]}
+    other = config_lib.update(after, {"seed": 5, "crop_scale": (0.2, 0.5)})
+    with pytest.raises(UserError) as error:
+        config_file.changes(before, other, "run")
+    assert "--crop_scale=0.2,0.5 (there: 0.0,0.0); --seed=5 (there: 0)." in str(error.value)
+
+
+def test_a_run_is_one_with_checkpoints(tmp_path):
+    config_file.path_in(tmp_path).write_text("left behind")
+    assert config_file.run_in(tmp_path) is None
+    (config_file.checkpoints_in(tmp_path) / "step-00000001").mkdir(parents=True)
+    with pytest.raises(UserError, match="expected readable JSON"):
+        config_file.run_in(tmp_path)
+    config_file.path_in(tmp_path).unlink()
+    with pytest.raises(UserError, match="there is none"):
+        config_file.run_in(tmp_path)
 
 
 def test_every_setting_has_one_home():

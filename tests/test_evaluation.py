@@ -9,6 +9,7 @@ from PIL import Image
 from test_train import TINY, refused, run
 
 from amdim_tf import config as config_lib
+from amdim_tf import config_file
 from amdim_tf.feature_splits import Features
 from amdim_tf.linear_adam import linear_accuracy
 
@@ -147,7 +148,7 @@ def test_splits_with_other_classes_are_refused(trained, tmp_path):
 
 
 def test_a_run_without_checkpoint_cannot_be_probed(tmp_path):
-    config_lib.save(config_lib.Config(), config_lib.path_in(tmp_path), {"classes": []})
+    config_file.save(config_lib.Config(), config_file.path_in(tmp_path), {"classes": []})
     assert "expected a checkpoint" in refused("evaluate", f"--model_dir={tmp_path}")
 
 

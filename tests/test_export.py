@@ -22,8 +22,7 @@ from test_model import make_batch, make_config, make_model
 from test_train import ROOT, refused, run
 
 import amdim_tf
-from amdim_tf import config as config_lib
-from amdim_tf import exporting, views
+from amdim_tf import config_file, exporting, views
 from amdim_tf.checkpoints import Checkpoints
 from amdim_tf.errors import UserError
 
@@ -34,8 +33,8 @@ FILES = {"amdim_tf.json", "f1.tflite", "saved_model.pb", "fingerprint.pb", "vari
 
 
 def _write_run(directory, model, step, **settings):
-    config_lib.save(
-        make_config(**settings), config_lib.path_in(directory), {"classes": ["a", "b", "c"]}
+    config_file.save(
+        make_config(**settings), config_file.path_in(directory), {"classes": ["a", "b", "c"]}
     )
     Checkpoints(directory, model).save(step)
     return directory
@@ -318,8 +317,9 @@ def test_what_is_known_about_an_export(directory, model_dir, model):
     assert metadata["classes"] == ["a", "b", "c"]
     assert metadata["config"]["views"]["evaluation_resize"] == 36
     assert metadata["versions"]["tensorflow"] == tf.__version__
-    contents = [path.read_bytes() for path in sorted((model_dir / "checkpoints").glob("step-3.*"))]
-    assert len(contents) == 2
+    folder = model_dir / "checkpoints" / "step-00000003"
+    contents = [path.read_bytes() for path in sorted(folder.iterdir())]
+    assert len(contents) == 4
     assert metadata["checkpoint_sha256"] == hashlib.sha256(b"".join(contents)).hexdigest()
     described = metadata["signatures"]
     assert described["encoded"] == {
@@ -483,7 +483,7 @@ def test_places_that_are_refused(place, received, model_dir, directory, tmp_path
 
 
 def test_a_run_without_checkpoint(tmp_path):
-    config_lib.save(make_config(), config_lib.path_in(tmp_path), {"classes": []})
+    config_file.save(make_config(), config_file.path_in(tmp_path), {"classes": []})
     with pytest.raises(UserError, match="expected a checkpoint; there is none"):
         exporting.export(tmp_path)
     assert not (tmp_path / "export").exists()

@@ -10,15 +10,16 @@ import pytest
 from test_train import ROOT
 
 from amdim_tf import config as config_lib
+from amdim_tf import config_file
 
 HOSTILE = "<script>alert(1)</script>|x"
 
 
 def _write_run(directory, accuracy):
     settings = {"dataset": "scenes", "ndf": 4, "n_rkhs": 16, "n_depth": 1, "learning_rate": 1e-3}
-    path = config_lib.path_in(directory)
+    path = config_file.path_in(directory)
     path.parent.mkdir(parents=True)
-    config_lib.save(config_lib.make(settings), path, {"classes": ["a", "b"]})
+    config_file.save(config_lib.make(settings), path, {"classes": ["a", "b"]})
     (directory / "metrics.csv").write_text(
         "step,seconds,loss,linear_accuracy\n10,1,9.5,0.2\n20,2,8.5,0.4\nbroken,row\n"
     )

@@ -18,7 +18,7 @@ import tensorflow as tf
 from pictures import encoded, picture, write_tree
 from PIL import Image
 
-from amdim_tf import checkpoints, policies, policy_search, training_loop, views
+from amdim_tf import checkpoints, config_file, policies, policy_search, training_loop, views
 from amdim_tf import config as config_lib
 from amdim_tf.errors import Interrupted, UserError
 from amdim_tf.policy_search import OPERATIONS, StepDensity, Trial
@@ -397,13 +397,13 @@ def test_mistakes_get_one_line(flags, message, tmp_path):
 
 
 def test_a_run_without_classes(tmp_path):
-    config_lib.save(config_lib.Config(), config_lib.path_in(tmp_path), {"classes": []})
+    config_file.save(config_lib.Config(), config_file.path_in(tmp_path), {"classes": []})
     line = _refused(f"--model_dir={tmp_path}", f"--output={tmp_path / 'policy.json'}")
     assert "expected at least 2 classes" in line
 
 
 def test_a_run_without_checkpoint(run, tmp_path):
-    shutil.copy(config_lib.path_in(run / "run"), config_lib.path_in(tmp_path))
+    shutil.copy(config_file.path_in(run / "run"), config_file.path_in(tmp_path))
     with pytest.raises(UserError, match="expected a checkpoint; there is none"):
         _find(tmp_path, SMALL, tmp_path / "policy.json")
 

@@ -3,12 +3,15 @@
 import csv
 import glob
 import math
+import os
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorboard.backend.event_processing import plugin_event_accumulator
 
-from amdim_tf.summaries import MetricsLog, average, image_grid
+from amdim_tf.errors import UserError
+from amdim_tf.summaries import MetricsLog, Window, average, image_grid
 
 
 def _events(directory):
@@ -28,13 +31,35 @@ def _rows(directory):
 
 
 def test_average_of_figures_and_counts():
-    window = [
-        {"loss": tf.constant(1.0), "mlp_correct": tf.constant(1.0), "labelled": tf.constant(2.0)},
-        {"loss": tf.constant(3.0), "mlp_correct": tf.constant(6.0), "labelled": tf.constant(8.0)},
-    ]
-    assert average(window) == {"loss": 2.0, "mlp_accuracy": 0.7}
-    unlabelled = [{"mlp_correct": tf.constant(0.0), "labelled": tf.constant(0.0)}]
+    columns = {
+        "loss": np.array([1.0, 3.0]),
+        "mlp_correct": np.array([1.0, 6.0]),
+        "labelled": np.array([2.0, 8.0]),
+    }
+    assert average(columns) == {"loss": 2.0, "mlp_accuracy": 0.7, "nonfinite_steps": 0}
+    unlabelled = {"mlp_correct": np.zeros(1), "labelled": np.zeros(1)}
     assert math.isnan(average(unlabelled)["mlp_accuracy"])
+
+
+def test_steps_that_are_not_finite_are_counted_and_left_out():
+    columns = {"loss": np.array([1.0, np.nan, 2.0]), "nonfinite": np.array([0.0, 1.0, 0.0])}
+    assert average(columns) == {"loss": 1.5, "nonfinite_steps": 1}
+    none_left = average({"loss": np.array([np.inf]), "nonfinite": np.ones(1)})
+    assert math.isnan(none_left["loss"]) and none_left["nonfinite_steps"] == 1
+
+
+def test_a_window_goes_on_where_it_was_saved():
+    steps = [{"loss": tf.constant(float(i)), "labelled": tf.constant(8.0)} for i in range(5)]
+    whole, first = Window({}), Window({})
+    for logs in steps:
+        whole.add(logs)
+    for logs in steps[:3]:
+        first.add(logs)
+    second = Window(first.arrays())
+    for logs in steps[3:]:
+        second.add(logs)
+    for name, values in whole.arrays().items():
+        np.testing.assert_array_equal(second.arrays()[name], values)
 
 
 def test_rows_and_scalars(tmp_path):
@@ -71,6 +96,61 @@ def test_damaged_rows_do_not_stop_a_run(tmp_path, text):
     log.write(6, {"loss": 1.0}, seconds=1.0)
     log.close()
     assert [row["step"] for row in _rows(tmp_path)][-1] == "6"
+
+
+def test_tensorboard_forgets_steps_that_are_made_again(tmp_path):
+    for step, values in ((0, (10, 20, 30)), (15, (20, 30))):
+        log = MetricsLog(tmp_path, step)
+        for value in values:
+            log.write(value, {"loss": float(value + step)}, seconds=1.0)
+        log.close()
+    accumulator = plugin_event_accumulator.EventAccumulator(str(tmp_path / "logs"))
+    accumulator.Reload()
+    shown = [
+        (event.step, float(tf.make_ndarray(event.tensor_proto)))
+        for event in accumulator.Tensors("loss")
+    ]
+    assert shown == [(10, 10.0), (20, 35.0), (30, 45.0)]
+
+
+def test_a_pipe_in_place_of_rows_does_not_hang(tmp_path):
+    os.mkfifo(tmp_path / "metrics.csv")
+    log = MetricsLog(tmp_path, 5)
+    log.write(6, {"loss": 1.0}, seconds=1.0)
+    log.close()
+    assert [row["step"] for row in _rows(tmp_path)] == ["6"]
+
+
+def test_damaged_rows_are_kept_each_time(tmp_path):
+    for text in ("first", "second", "third"):
+        (tmp_path / "metrics.csv").write_text(text)
+        MetricsLog(tmp_path, 5).close()
+    kept = {path.name: path.read_text() for path in tmp_path.glob("metrics.csv*")}
+    assert kept == {
+        "metrics.csv.damaged": "first",
+        "metrics.csv.damaged-2": "second",
+        "metrics.csv.damaged-3": "third",
+    }
+
+
+def test_links_are_not_written_through(tmp_path):
+    victim, run = tmp_path / "victim", tmp_path / "run"
+    victim.write_text("step,seconds,loss\n1,1,1\n")
+    run.mkdir()
+    for name in ("metrics.csv", "metrics.csv.partial"):
+        (run / name).symlink_to(victim)
+    log = MetricsLog(run, 5)
+    log.write(6, {"loss": 1.0}, seconds=1.0)
+    log.close()
+    assert victim.read_text() == "step,seconds,loss\n1,1,1\n"
+    assert [row["step"] for row in _rows(run)] == ["1", "6"]
+    assert {path.name for path in run.iterdir()} == {"metrics.csv", "logs"}
+
+
+def test_a_file_in_place_of_the_logs(tmp_path):
+    (tmp_path / "logs").write_text("")
+    with pytest.raises(UserError, match="logs: expected a directory"):
+        MetricsLog(tmp_path, 0)
 
 
 def test_views_are_shown_side_by_side(tmp_path):

@@ -22,7 +22,13 @@ from pth_files import (
 )
 
 import amdim_tf
-from amdim_tf import checkpoints, reference_checkpoints, reference_weights, training_loop
+from amdim_tf import (
+    checkpoints,
+    config_file,
+    reference_checkpoints,
+    reference_weights,
+    training_loop,
+)
 from amdim_tf import config as config_lib
 from amdim_tf.reference_shapes import LOCATION_MASKS
 
@@ -114,10 +120,10 @@ def test_an_imported_run_trains_on_and_exports(tmp_path):
     given = {"dataset": "folder", "data_dir": str(data), "batch_size": 8, "train_steps": 9,
              "log_steps": 1, "augmentation": "none"}  # fmt: skip
     import_tool.import_checkpoint(str(source), str(model_dir), given, step=7)
-    config, _ = config_lib.load(config_lib.path_in(model_dir))
+    config, _ = config_file.load(config_file.path_in(model_dir))
     model = training_loop.train(config, model_dir)
     assert model.optimizer.iterations.numpy() == 9
-    _, facts = config_lib.load(config_lib.path_in(model_dir))
+    _, facts = config_file.load(config_file.path_in(model_dir))
     assert facts["classes"] == list("0123456789")  # the data set's own names by now
     rows = (model_dir / "metrics.csv").read_text().splitlines()
     assert [row.split(",")[0] for row in rows[1:]] == ["8", "9"]
@@ -147,7 +153,7 @@ def test_other_classes(classes, tmp_path, capsys):
 def test_a_run_that_began_here_can_be_exported(tmp_path):
     config = config_lib.make({"ndf": 4, "n_rkhs": 32, "n_depth": 2, "dataset": "cifar10"})
     (tmp_path / "run").mkdir()
-    config_lib.save(config, config_lib.path_in(tmp_path / "run"), {"classes": list("0123456789")})
+    config_file.save(config, config_file.path_in(tmp_path / "run"), {"classes": list("0123456789")})
     checkpoints.Checkpoints(tmp_path / "run", checkpoints.build_model(config, 10)).save(5)
     export_tool.export_checkpoint(str(tmp_path / "run"), str(tmp_path / "a.npz"))
     back, (state, _) = read_all(tmp_path / "a.npz"), golden_state()
@@ -207,7 +213,7 @@ def test_the_programs(tmp_path):
     done = run("import", tmp_path, *flags, f"--verify={golden}", "--dataset=cifar100", "--step=3")
     assert "deep/run: written, at step 3" in done.stdout
     assert not done.stderr
-    document, _ = config_lib.load(tmp_path / "deep/run/config.json")
+    document, _ = config_file.load(tmp_path / "deep/run/config.json")
     assert document.data.dataset == "cifar100"
     run("export", tmp_path, "--model_dir=deep/run", "--output=back.npz")
     assert_same(read_all(tmp_path / "back.npz"), golden_state("reference_32_bn")[0])

@@ -10,6 +10,10 @@ import sys
 import time
 
 import pytest
+import tensorflow as tf
+
+from amdim_tf import config as config_lib
+from amdim_tf import config_file
 
 ROOT = pathlib.Path(__file__).parent.parent
 CONFIGS = sorted((ROOT / "configs").rglob("*.cfg"))
@@ -82,13 +86,21 @@ def test_the_configs_are_all_there():
     "flags, named",
     [
         ([], "--model_dir"),
-        (["--batch_size=many"], "--batch_size"),
+        (["--batch_size=many"], "--batch_size: expected a whole number. Received: many."),
+        (["--learning_rate="], "--learning_rate: expected a number. Received: nothing."),
+        (["--use_bn=3"], "--use_bn: expected true or false. Received: 3."),
+        (["--nouse_bn=3"], "--nouse_bn=3"),
+        (["--flagfile=tests/data/reference_32.npz"], "tests/data/reference_32.npz"),
+        (["--epochs=2", "--train_steps=5"], "--epochs: expected either"),
+        (["--model_dir=gs://bucket/run"], "--model_dir: expected a directory of this machine"),
+        (["--model_dir=" + 300 * "a"], "File name too long"),
+        (["--model_dir=a\udcff"], "--model_dir: expected a name in UTF-8"),
         (["--batch_size=1"], "--batch_size"),
         (["--no_such_flag=1"], "no_such_flag"),
         (["--dataset=mnist"], "--dataset: expected one of scenes"),
         (["--image_size=48"], "--image_size: expected one of 32, 64, 128. Received: 48."),
         (["--tasks=1to9"], "--tasks"),
-        (["--crop_scale=a,b"], "--crop_scale"),
+        (["--crop_scale=a,b"], "--crop_scale: expected numbers with commas between them"),
         (["--flagfile=configs/none.cfg"], "configs/none.cfg"),
         (["--policy=none.json"], "none.json"),
         (["--dataset=folder"], "--data_dir"),
@@ -121,7 +133,7 @@ def test_train_resume_and_contradict(tmp_path):
     flags = [f"--model_dir={model_dir}", *TINY, "--checkpoint_steps=2"]
     run("train", *flags, "--train_steps=4")
     assert {path.name for path in model_dir.iterdir()} == {
-        "checkpoints", "config.json", "logs", "metrics.csv",
+        "checkpoints", "config.json", "lock", "logs", "metrics.csv",
     }  # fmt: skip
     first_rows = (model_dir / "metrics.csv").read_text().splitlines()
     assert [row.split(",")[0] for row in first_rows] == ["step", "2", "4"]
@@ -136,10 +148,17 @@ def test_train_resume_and_contradict(tmp_path):
     # Nothing but the directory and what changes has to be said again.
     done = run("train", f"--model_dir={model_dir}", "--train_steps=6")
     assert "steps 4 to 6" in done.stdout
+    assert "--train_steps: 6 from here on (before: 4)." in done.stdout
     rows = (model_dir / "metrics.csv").read_text().splitlines()
     assert rows[:3] == first_rows
     assert [row.split(",")[0] for row in rows[3:]] == ["6"]
-    assert json.loads((model_dir / "config.json").read_text())["training"]["train_steps"] == 6
+    document = json.loads((model_dir / "config.json").read_text())
+    assert document["training"]["train_steps"] == 6
+    assert [start["step"] for start in document["starts"]] == [0, 4, 4]
+    assert document["starts"][2]["changes"] == {"train_steps": [4, 6]}
+    assert "--train_steps=6" in document["starts"][2]["command"]
+    assert document["starts"][0]["versions"]["tensorflow"] == tf.__version__
+    assert document["starts"][0]["seed"] == 0
 
     before = sorted(path.name for path in (model_dir / "checkpoints").iterdir())
     line = refused("train", f"--model_dir={model_dir}", "--ndf=2", "--n_rkhs=8")
@@ -165,7 +184,7 @@ def test_a_signal_saves_and_the_same_command_goes_on(tmp_path, signal_sent):
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 75, errors
     stopped = int(re.search(rf"Stopped by {signal_sent.name} after step (\d+)", errors)[1])
-    assert (tmp_path / "checkpoints" / f"step-{stopped}.index").exists()
+    assert (tmp_path / "checkpoints" / f"step-{stopped:08d}" / "manifest.json").exists()
     done = run("train", f"--model_dir={tmp_path}", f"--train_steps={stopped + 2}")
     assert f"steps {stopped} to {stopped + 2}" in done.stdout
 
@@ -173,7 +192,67 @@ def test_a_signal_saves_and_the_same_command_goes_on(tmp_path, signal_sent):
 def test_a_run_without_checkpoint_can_begin_again(tmp_path):
     (tmp_path / "config.json").write_text("left behind")
     run("train", f"--model_dir={tmp_path}", *TINY, "--train_steps=1")
-    assert (tmp_path / "checkpoints" / "step-1.index").exists()
+    assert (tmp_path / "checkpoints" / "step-00000001").exists()
+
+
+def _config_of(model_dir, *flags):
+    """The settings that `train` would use, without training."""
+    code = (
+        "import json, sys; from amdim_tf import cli_flags, config, train;"
+        "cli_flags.FLAGS(sys.argv);"
+        "model_dir = cli_flags.require_model_dir('a directory');"
+        "print(json.dumps(config.settings_of(cli_flags.training_config(model_dir))))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, f"--model_dir={model_dir}", *flags],
+        capture_output=True, text=True, cwd=ROOT, env={**os.environ, "HOME": "/home/somebody"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_epochs_win_over_steps_that_were_saved(tmp_path):
+    config = config_lib.make({"dataset": "scenes", "train_steps": 100})
+    config_file.save(config, config_file.path_in(tmp_path), {"classes": []})
+    (config_file.checkpoints_in(tmp_path) / "step-00000100").mkdir(parents=True)
+    assert _config_of(tmp_path)["train_steps"] == 100
+    settings = _config_of(tmp_path, "--epochs=3")
+    assert (settings["epochs"], settings["train_steps"]) == (3.0, 0)
+
+
+def test_a_tilde_is_the_home_directory(tmp_path):
+    settings = _config_of(tmp_path, "--dataset=folder", "--data_dir=~/images")
+    assert settings["data_dir"] == "/home/somebody/images"
+
+
+def test_output_that_cannot_be_printed(tmp_path):
+    """To a full disk, and to a reader who has left: one line, or none, and no traceback."""
+    code = "from amdim_tf import cli_flags; cli_flags.run(lambda: print('x' * 100000))"
+    for shell, line, status in (
+        ("> /dev/full", "error: standard output: No space left on device.\n", 2),
+        ("| true", "", 141),
+    ):
+        words = f'set -o pipefail; "$0" -c "$1" {shell}'
+        done = subprocess.run(
+            ["bash", "-c", words, sys.executable, code], capture_output=True, text=True, cwd=ROOT
+        )
+        assert (done.stderr, done.returncode) == (line, status)
+
+
+def test_keras_settings_of_the_user_do_not_matter(tmp_path):
+    (tmp_path / "keras.json").write_text(
+        '{"image_data_format": "channels_first", "floatx": "float16", "backend": "jax"}'
+    )
+    code = (
+        "import numpy as np; from amdim_tf import checkpoints, config;"
+        "model = checkpoints.build_model(config.make({'ndf': 2, 'n_rkhs': 8, 'n_depth': 1}), 0);"
+        "print(model.encode(np.zeros([1, 32, 32, 3], np.float32))['f7'])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT,
+        env={**os.environ, "KERAS_HOME": str(tmp_path)},
+    )  # fmt: skip
+    assert "shape=(1, 7, 7, 8), dtype=float32" in done.stdout, done.stderr
 
 
 def test_help_lists_the_settings():

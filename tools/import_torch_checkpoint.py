@@ -22,7 +22,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 import numpy as np
 from absl import flags
 
-from amdim_tf import cli_flags, reference_checkpoints, torch_files
+from amdim_tf import cli_flags, config_file, reference_checkpoints, torch_files
 from amdim_tf import config as config_lib
 from amdim_tf.config import Config
 from amdim_tf.errors import UserError
@@ -174,7 +174,7 @@ def write_run(model, config: Config, kept: dict[str, np.ndarray], step: int, mod
     aside.mkdir(parents=True)
     try:
         names = [f"class {number}" for number in range(model.classes)]
-        config_lib.save(config, config_lib.path_in(aside), {"classes": names})
+        config_file.save(config, config_file.path_in(aside), {"classes": names})
         np.savez(reference_weights.tensors_kept_in(aside), **kept)
         model.optimizer.iterations.assign(step)
         Checkpoints(aside, model).save(step)

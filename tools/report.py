@@ -21,7 +21,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 from absl import flags
 
-from amdim_tf import cli_flags
+from amdim_tf import cli_flags, config_file
 from amdim_tf import config as config_lib
 from amdim_tf.errors import UserError
 
@@ -59,7 +59,7 @@ class Run(NamedTuple):
 
 def read_run(directory: pathlib.Path) -> Run:
     """Reads config.json, metrics.csv and evaluation/*.json of a run."""
-    config, _ = config_lib.load(config_lib.path_in(directory))
+    config, _ = config_file.load(config_file.path_in(directory))
     evaluations = {}
     for path in sorted((directory / "evaluation").glob("*.json")):
         found = _read_json(path)

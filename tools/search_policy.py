@@ -56,7 +56,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 import numpy as np
 from absl import flags
 
-from amdim_tf import cli_flags
+from amdim_tf import cli_flags, config_file
 from amdim_tf import config as config_lib
 from amdim_tf import policy_tables as tables
 from amdim_tf.errors import Interrupted, UserError
@@ -332,10 +332,10 @@ def check_output(output: str) -> None:
 
 def load_run(model_dir: str, data_dir: str | None) -> tuple[config_lib.Config, list[str]]:
     """Settings and class names of a run that has a classifier."""
-    config, facts = config_lib.load(config_lib.path_in(model_dir))
+    config, facts = config_file.load(config_file.path_in(model_dir))
     if len(facts["classes"]) < 2:
         raise UserError(
-            f"{config_lib.path_in(model_dir)}: expected at least 2 classes, for a classifier. "
+            f"{config_file.path_in(model_dir)}: expected at least 2 classes, for a classifier. "
             f"Received: {len(facts['classes'])}. This run learned from images without labels."
         )
     if data_dir:

@@ -1,0 +1,70 @@
+"""Small files that are whole or not there, and that nobody can trick us with.
+
+A file is written aside and made current by one rename, so that neither a crash nor a full disk
+leaves half of one. Links and pipes that lie in the way are not followed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import stat
+
+
+def write_whole(path: pathlib.Path, contents: bytes) -> None:
+    """Puts a file in place, durably, replacing the one before.
+
+    Raises:
+        OSError: with the file before untouched and nothing left aside.
+    """
+    aside = path.with_name(path.name + ".partial")
+    try:
+        with create(aside) as file:
+            file.write(contents)
+            sync(file)
+        aside.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            aside.unlink()
+        raise
+    sync_directory(path.parent)
+
+
+def create(path: pathlib.Path):
+    """A new binary file, open for writing; what had the name, such as a link, is removed first."""
+    with contextlib.suppress(FileNotFoundError):
+        path.unlink()
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    return open(os.open(path, flags, 0o666), "wb")
+
+
+def sync(file) -> None:
+    """Sends what was written on to the disk."""
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def sync_directory(path: pathlib.Path) -> None:
+    """Makes a rename in this directory survive a loss of power."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read_limited(path: pathlib.Path, most_bytes: int) -> bytes:
+    """The contents of a regular file; a pipe or a device, which might never end, is refused.
+
+    Raises:
+        OSError: where it cannot be read, is no regular file, or is larger.
+    """
+    # Without O_NONBLOCK, opening a pipe waits for somebody to write into it.
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(f"{path} is not a regular file")
+        contents = file.read(most_bytes + 1)
+    if len(contents) > most_bytes:
+        raise OSError(f"{path} has more than {most_bytes} bytes")
+    return contents
