@@ -6,6 +6,9 @@ inside the graph; `or_else` turns that into a value.
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import tensorflow as tf
 
 from amdim_tf import geometry_ops
@@ -16,6 +19,13 @@ EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 
 # The exact inverse transform, which Pillow uses too; TensorFlow's default is a rougher one.
 _DCT_METHOD = "INTEGER_ACCURATE"
+# By how much a JPEG can be shrunk while decoding, and how much of the view's side its boxes must
+# then have left: what that does to the pixels is in BUILD_NOTES.md.
+_RATIOS = np.float32([1, 2, 4, 8])
+_ENOUGH = 0.85
+# Bands of rows and columns in which views are resampled: 8 were the fastest for 128 pixels.
+_BANDS = 8
+_COMPILED_SPANS = (64, 128, 256)
 _JPEG, _PNG, _BMP, _RIFF = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"BM", b"RIFF"
 _GIF = b"GIF8"
 
@@ -24,52 +34,48 @@ def _starts_with(contents, magic: bytes):
     return tf.strings.substr(contents, 0, len(magic)) == magic
 
 
-def _number(contents, offset: int, count: int, big_endian: bool):
-    """An unsigned whole number of `count` bytes at `offset`; 0 where the file is too short."""
-    padded = tf.strings.join([contents, b"\0" * (offset + count)])
-    digits = tf.cast(tf.io.decode_raw(tf.strings.substr(padded, offset, count), tf.uint8), tf.int64)
-    places = tf.range(count, dtype=tf.int64)
-    places = tf.reverse(places, [0]) if big_endian else places
-    return tf.reduce_sum(digits * 256**places)
+def _place(first: int, count: int, big_endian: bool = False) -> np.ndarray:
+    """What each byte of a header counts in the whole number of `count` bytes at `first`."""
+    weights = np.zeros(_HEADER_BYTES, np.int64)
+    places = 256 ** np.arange(count, dtype=np.int64)
+    weights[first : first + count] = places[::-1] if big_endian else places
+    return weights
+
+
+# Where headers have height and width; in a WebP, of simple lossy, lossless and extended files.
+_HEADER_BYTES = 30
+_HEADER_NUMBERS = np.stack(
+    [
+        *(_place(20, 4, big_endian=True), _place(16, 4, big_endian=True)),  # PNG
+        *(_place(22, 4), _place(18, 4)),  # BMP
+        *(_place(8, 2), _place(6, 2)),  # GIF
+        *(_place(28, 2), _place(26, 2)),
+        _place(21, 4),
+        *(_place(27, 3), _place(24, 3)),
+    ]
+)
 
 
 def _header_size(contents):
-    """Height and width that the header claims, int64; what has no readable header gives 0, 0."""
+    """Height and width that the header claims, int64 [2]; what has no readable header gives 0, 0.
 
-    def png():
-        return _number(contents, 20, 4, True), _number(contents, 16, 4, True)
-
-    def bmp():
-        # A negative height, in two's complement, means rows from top to bottom.
-        height = _number(contents, 22, 4, False)
-        return tf.minimum(height, 2**32 - height), _number(contents, 18, 4, False)
-
-    def gif():
-        return _number(contents, 8, 2, False), _number(contents, 6, 2, False)
-
-    def webp():
-        # Simple lossy files have 14 bits at 26 and 28, lossless ones 14 bits each from 21 on, and
-        # extended ones 24 bits, less one, at 24 and 27.
-        kind = tf.strings.substr(tf.strings.join([contents, b"\0" * 16]), 12, 4)
-        bits = _number(contents, 21, 4, False)
-        lossless = tf.bitwise.right_shift(bits, 14) % 2**14 + 1, bits % 2**14 + 1
-        lossy = _number(contents, 28, 2, False) % 2**14, _number(contents, 26, 2, False) % 2**14
-        extended = _number(contents, 27, 3, False) + 1, _number(contents, 24, 3, False) + 1
-        return tuple(
-            tf.where(kind == b"VP8X", e, tf.where(kind == b"VP8L", one, other))
-            for e, one, other in zip(extended, lossless, lossy, strict=True)
-        )
-
-    nothing = tf.constant(0, tf.int64), tf.constant(0, tf.int64)
-    return tf.case(
-        [
-            (_starts_with(contents, _PNG), png),
-            (_starts_with(contents, _BMP), bmp),
-            (_starts_with(contents, _GIF), gif),
-            (_starts_with(contents, _RIFF), webp),
-        ],
-        default=lambda: nothing,
-    )
+    All kinds are read at once, without branches: even those not taken cost time in a graph.
+    """
+    head = tf.strings.join([tf.strings.substr(contents, 0, _HEADER_BYTES), b"\0" * _HEADER_BYTES])
+    digits = tf.io.decode_raw(tf.strings.substr(head, 0, _HEADER_BYTES), tf.uint8)
+    numbers = tf.linalg.matvec(_HEADER_NUMBERS, tf.cast(digits, tf.int64))
+    png, bmp, gif, lossy = (numbers[i : i + 2] for i in (0, 2, 4, 6))  # height, width
+    # A negative height, in two's complement, means rows from top to bottom.
+    bmp = tf.minimum(bmp, 2**32 - bmp)
+    # 14 bits of height above 14 bits of width, each less one.
+    lossless = tf.bitwise.right_shift(numbers[8], np.int64([14, 0])) % 2**14 + 1
+    kind = tf.strings.substr(head, 12, 4)
+    webp = tf.where(kind == b"VP8L", lossless, lossy % 2**14)
+    webp = tf.where(kind == b"VP8X", numbers[9:11] + 1, webp)
+    size = tf.zeros([2], tf.int64)
+    for magic, claimed in ((_PNG, png), (_BMP, bmp), (_GIF, gif), (_RIFF, webp)):
+        size = tf.where(_starts_with(head, magic), claimed, size)
+    return size
 
 
 def image_size(contents):
@@ -78,23 +84,17 @@ def image_size(contents):
     Raises:
         tf.errors.InvalidArgumentError: for what is no image, and for more than PIXEL_LIMIT pixels.
     """
-
-    def jpeg_size():
-        shape = tf.io.extract_jpeg_shape(contents, output_type=tf.int64)
-        return shape[0], shape[1]
-
-    height, width = tf.cond(
-        _starts_with(contents, _JPEG), jpeg_size, lambda: _header_size(contents)
+    height, width = tf.unstack(
+        tf.cond(
+            _starts_with(contents, _JPEG),
+            lambda: tf.io.extract_jpeg_shape(contents, output_type=tf.int64)[:2],
+            lambda: _header_size(contents),
+        )
     )
-    with tf.control_dependencies(
-        [
-            tf.debugging.assert_greater(height * width, tf.constant(0, tf.int64), "no image"),
-            tf.debugging.assert_less(tf.maximum(height, width), tf.constant(2**31, tf.int64)),
-            tf.debugging.assert_less_equal(
-                height * width, tf.constant(PIXEL_LIMIT, tf.int64), "too many pixels"
-            ),
-        ]
-    ):
+    # Neither side is above 2³², so that their product is a number that int64 has.
+    good = (height > 0) & (width > 0) & (height <= PIXEL_LIMIT) & (height * width <= PIXEL_LIMIT)
+    complaint = f"expected an image of up to {PIXEL_LIMIT} pixels"
+    with tf.control_dependencies([tf.debugging.Assert(good, [complaint, height, width])]):
         return tf.cast(height, tf.int32), tf.cast(width, tf.int32)
 
 
@@ -129,83 +129,140 @@ def _decode_jpeg_window(contents, window, ratio: int):
     )
 
 
-def decode_boxes(contents, choose_boxes, size: int, within_box: bool):
-    """Boxes of an image, resampled to size × size, with the least decoding.
+def image_sizes(contents):
+    """Heights and widths of files [n], int32 [n, 2]; see image_size."""
+    return tf.map_fn(
+        lambda file: tf.stack(image_size(file)), contents, fn_output_signature=tf.int32
+    )
 
-    Of a JPEG only the rectangle around the boxes is decoded, and where all boxes are at least
-    twice (4, 8 times) as large as the result, at a half (quarter, eighth) of the resolution, which
-    the format gives for less than the price of the whole. A box that is still that large is
-    averaged over 2×2 (4×4, 8×8) pixels before the finer resampling.
+
+def decode_boxes(contents, sizes, boxes, size: int, within_box: bool):
+    """Boxes of several images, resampled to size × size, with the least decoding.
+
+    Of a JPEG only the rectangle around its boxes is decoded, and for augmented views, where all
+    boxes are about twice (4, 8 times) as large as the result, at a half (quarter, eighth) of the
+    resolution, which the format gives for less than the price of the whole. The evaluation view is
+    made from the full resolution, so that it is the same wherever it is made.
+
+    What can be computed for all images at once is: one by one, the many small operations that it
+    takes cost as much as the pixels.
 
     Args:
-        contents: scalar string, the file.
-        choose_boxes: function of (height, width) that returns float32 [n, 4]: top, left, height,
-            width in pixels; n is static.
+        contents: string [n], the files.
+        sizes: their image_sizes.
+        boxes: float32 [n, v, 4]: top, left, height, width in pixels.
         size: side of the result.
-        within_box: as in geometry_ops.crop_and_resize.
+        within_box: as in geometry_ops.crop_and_resize; true for augmented views.
 
     Returns:
-        float32 [n, size, size, 3], 0..255.
+        uint8 [n, v, size, size, 3].
     """
-    height, width = image_size(contents)
-    boxes = choose_boxes(height, width)  # [n, 4]
+    is_jpeg = _starts_with(contents, _JPEG)  # [n]
+    halvings = tf.zeros_like(is_jpeg, tf.int32)
+    if within_box:
+        smallest = tf.reduce_min(boxes[:, :, 2:], axis=[1, 2])  # [n]
+        enough = smallest[:, tf.newaxis] >= size * _ENOUGH * _RATIOS[1:]  # [n, 3]
+        halvings = tf.where(is_jpeg, tf.reduce_sum(tf.cast(enough, tf.int32), axis=1), 0)
+    ratios = tf.gather(_RATIOS, halvings)[:, tf.newaxis]  # [n, 1]
+    boxes /= ratios[:, :, tf.newaxis]
+    limits = tf.math.ceil(tf.cast(sizes, tf.float32) / ratios)  # [n, 2]
+    starts, extents = _windows(boxes, limits, size, within_box)  # [n, 2] each
+    windows = tf.cast(tf.concat([starts, extents], axis=1), tf.int32)  # [n, 4]
+    boxes -= tf.pad(starts, [[0, 0], [0, 2]])[:, tf.newaxis]
+    decoders = tf.where(is_jpeg, halvings, len(_RATIOS))
+    resampled = _resampled_in_bands if within_box else _resampled_exactly
+    return tf.cast(resampled(contents, decoders, windows, boxes, size), tf.uint8)
+
+
+def _resampled_exactly(contents, decoders, windows, boxes, size: int):
+    """Boxes of decoded windows, float32 [n, v, size, size, 3], with Pillow's own rounding."""
+
+    def one(row):
+        file, decoder, window, boxes = row
+        image = tf.cast(_decode_window(file, decoder, window), tf.float32)
+        return geometry_ops.crop_and_resize(image[tf.newaxis], boxes, size)
+
+    return tf.map_fn(one, (contents, decoders, windows, boxes), fn_output_signature=tf.float32)
+
+
+def _resampled_in_bands(contents, decoders, windows, boxes, size: int):
+    """Boxes of decoded windows, as if these had been cut out first, float32 [n, v, size, size, 3].
+
+    The weights are made for all images at once, from as many pixels as the largest box asks for;
+    each image then uses as many as its own do.
+    """
+    bands = math.gcd(size, _BANDS)
+    starts, lengths, limits = boxes[..., :2], boxes[..., 2:], windows[:, 2:]
+    down, across = (
+        _bands(starts[..., axis], lengths[..., axis], limits[:, axis], size, bands)
+        for axis in (0, 1)
+    )
+    spans = geometry_ops.band_span(tf.reduce_max(lengths, axis=1), size, bands)  # [n, 2]
+
+    def one(row):
+        file, decoder, window, span, bands = row
+        image = _decode_window(file, decoder, window)
+        down, across = (
+            geometry_ops.Bands(each.pixels[..., : span[axis]], each.weights[..., : span[axis]])
+            for axis, each in enumerate(bands)
+        )
+        return geometry_ops.resample(image, down, across)
+
+    rows = (contents, decoders, windows, spans, (down, across))
+    return tf.map_fn(one, rows, fn_output_signature=tf.float32)
+
+
+def _windows(boxes, limits, size: int, within_box: bool):
+    """Start and extent [n, 2] of what boxes [n, v, 4] need of images of sizes `limits` [n, 2].
+
+    Two pixels more than the filter sees: JPEG's colours are interpolated from their neighbours.
+    """
+    reach = 2.0 if within_box else 2.0 * tf.maximum(boxes[:, :, 2:] / size, 1.0) + 2.0  # [n, v, 2]
+    starts = tf.reduce_min(tf.floor(boxes[:, :, :2] - reach), axis=1)
+    ends = tf.reduce_max(tf.math.ceil(boxes[:, :, :2] + boxes[:, :, 2:] + reach), axis=1)
+    starts = tf.maximum(tf.minimum(starts, limits - 1.0), 0.0)
+    return starts, tf.maximum(tf.minimum(ends, limits) - starts, 1.0)
+
+
+def _decode_window(contents, decoder, window):
+    """A window of a file, by the JPEG decoder of _RATIOS[decoder], or that for other formats."""
 
     def jpeg(ratio):
-        scaled = boxes / ratio
-        limit = tf.math.ceil(tf.cast(tf.stack([height, width]), tf.float32) / ratio)
-        start, extent = _whole_pixels(
-            tf.reduce_min(scaled[:, :2], axis=0),
-            tf.reduce_max(scaled[:, :2] + scaled[:, 2:], axis=0),
-            limit,
-        )
-        window = tf.concat([start, extent], axis=0)
-        offset = tf.concat([tf.cast(start, tf.float32), [0.0, 0.0]], axis=0)
-        return _decode_jpeg_window(contents, window, ratio), scaled - offset
+        return lambda: _decode_jpeg_window(contents, window, int(ratio))
 
-    image, inner = tf.cond(
-        _starts_with(contents, _JPEG),
-        lambda: _by_reduction(tf.reduce_min(boxes[:, 2:]) / size, jpeg),
-        lambda: (_decode_whole(contents), boxes),
-    )
-    return tf.concat(
-        [_resample(image, inner[i], size, within_box) for i in range(boxes.shape[0])], axis=0
-    )
+    def other():
+        top, left, height, width = tf.unstack(window)
+        return _decode_whole(contents)[top : top + height, left : left + width]
+
+    return tf.switch_case(decoder, [*map(jpeg, _RATIOS), other])
 
 
-def _by_reduction(largest, make):
-    """make(r) with the largest r of 1, 2, 4 and 8 that is not above `largest`."""
-    return tf.switch_case(
-        tf.reduce_sum([tf.cast(largest >= ratio, tf.int32) for ratio in (2, 4, 8)]),
-        [lambda ratio=ratio: make(ratio) for ratio in (1, 2, 4, 8)],
-    )
+_compiled_bands = tf.function(geometry_ops.bicubic_bands, jit_compile=True)
 
 
-def _whole_pixels(start, end, limit):
-    """The whole pixels that cover start..end (rows, columns), as int32 start and extent."""
-    start = tf.maximum(tf.minimum(tf.floor(start), limit - 1), 0.0)
-    extent = tf.maximum(tf.minimum(tf.math.ceil(end), limit) - start, 1.0)
-    return tf.cast(start, tf.int32), tf.cast(extent, tf.int32)
+def _bands(start, length, limit, size: int, bands: int):
+    """bicubic_bands of stretches [n, v] in sources of `limit` [n] pixels, as [n, v, ...].
 
-
-def _resample(image, box, size: int, within_box: bool):
-    """One box [4] of a uint8 image [H, W, 3], as float32 [1, size, size, 3].
-
-    What the filter cannot see is cut off first; the rest is averaged down as far as it may be.
+    Compiled they cost almost nothing, but only for a span that is known beforehand.
     """
-    reach = 0.0 if within_box else 2 * tf.reduce_max(box[2:]) / size + 1
-    limit = tf.cast(tf.shape(image)[:2], tf.float32)
-    start, extent = _whole_pixels(box[:2] - reach, box[:2] + box[2:] + reach, limit)
-    part = image[start[0] : start[0] + extent[0], start[1] : start[1] + extent[1]]
-    part = tf.cast(part, tf.float32)[None]  # [1, h, w, 3]
-    box = tf.concat([box[:2] - tf.cast(start, tf.float32), box[2:]], axis=0)
+    count, views = tf.shape(start)[0], start.shape[1]
+    limit = tf.repeat(tf.cast(limit, tf.float32), views)
+    start, length = tf.reshape(start, [-1]), tf.reshape(length, [-1])  # [n·v]
+    span = tf.reduce_max(geometry_ops.band_span(length, size, bands))
 
-    def averaged(ratio):
-        if ratio == 1:
-            return part, box
-        return tf.nn.avg_pool2d(part, ratio, ratio, "SAME"), box / ratio
+    def make(function, span):
+        return lambda: function(start, length, limit, True, size, bands, span)
 
-    small, inner = _by_reduction(tf.reduce_min(box[2:]) / size, averaged)
-    return geometry_ops.crop_and_resize(small, inner[None], size, within_box)
+    made = tf.switch_case(
+        tf.reduce_sum(tf.cast(span > _COMPILED_SPANS, tf.int32)),
+        [
+            *(make(_compiled_bands, compiled) for compiled in _COMPILED_SPANS),
+            make(geometry_ops.bicubic_bands, span),
+        ],
+    )
+    pixels = tf.reshape(made.pixels, [count, views, bands, -1])
+    weights = tf.reshape(made.weights, [count, views, bands, size // bands, tf.shape(pixels)[3]])
+    return geometry_ops.Bands(pixels, weights)
 
 
 def decode(contents):
@@ -227,6 +284,6 @@ def or_else(make, argument, default):
     Returns:
         (value, whether it was made).
     """
-    made = tf.data.Dataset.from_tensors(argument).map(lambda value: (make(value), True))
+    made = tf.data.Dataset.from_tensors((argument,)).map(lambda value: (make(value), True))
     instead = tf.data.Dataset.from_tensors((default, False))
     return made.ignore_errors().concatenate(instead).take(1).get_single_element()

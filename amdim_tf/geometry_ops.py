@@ -6,6 +6,7 @@ numbers. All work eagerly, in tf.data with unknown B, H and W, and under XLA.
 """
 
 import math
+import typing
 
 import tensorflow as tf
 
@@ -54,32 +55,90 @@ def reflect_translate(images, dx, dy):
     return _rearrange(images, rows, columns)
 
 
-def _bicubic_weights(start, length, count, size, within):
-    """Pillow's resampling weights from `size` source pixels to `count`: [B, count, size].
+class Bands(typing.NamedTuple):
+    """Resampling to `count` pixels in bands: the source pixels of each band, and their weights."""
 
-    Args:
-        start: float32 [B], where in the source the resampled stretch begins, in pixels.
-        length: float32 [B], how long it is.
-        count: how many pixels to make of it.
-        size: how many pixels the source has.
-        within: whether pixels outside the stretch have no weight.
+    pixels: tf.Tensor  # int32 [B, bands, span]
+    weights: tf.Tensor  # float32 [B, bands, count / bands, span]
+
+
+def band_span(length, count: int, bands: int):
+    """How many source pixels a band of `count` / `bands` pixels can see, [B], in steps of 16.
+
+    Matrix products are compiled for each new shape, so that few are used.
+    """
+    scale = length / count
+    seen = (count // bands - 1) * scale + 4.0 * tf.maximum(scale, 1.0) + 2.0
+    return tf.cast(16.0 * tf.math.ceil(seen / 16.0), tf.int32)
+
+
+def bicubic_bands(start, length, size, within, count: int, bands: int, span) -> Bands:
+    """Pillow's resampling of a stretch of source pixels to `count` pixels.
 
     The kernel is Keys' cubic with a = -0.5, widened by the scale when shrinking, cut off at the
     source's border and normalized to sum 1.
+
+    Args:
+        start: float32 [B], where in the source the stretch begins, in pixels.
+        length: float32 [B], how long it is.
+        size: float32, scalar or [B], how many pixels the source has.
+        within: whether pixels outside the stretch have no weight.
+        count: how many pixels to make of it.
+        bands: a divisor of `count`.
+        span: how many source pixels a band gets: band_span, or with one band all of them.
     """
-    scale = length[:, tf.newaxis] / tf.cast(count, tf.float32)  # [B, 1]
-    steps = tf.range(count, dtype=tf.float32) + 0.5
-    centers = start[:, tf.newaxis] + steps * scale  # [B, count]
-    pixels = tf.range(tf.cast(size, tf.float32)) + 0.5  # [size]
-    distance = tf.abs(pixels - centers[:, :, tf.newaxis]) / tf.maximum(scale, 1.0)[:, :, tf.newaxis]
-    near = (1.5 * distance - 2.5) * distance * distance + 1.0
-    far = ((-0.5 * distance + 2.5) * distance - 4.0) * distance + 2.0
-    weights = tf.where(distance < 1.0, near, tf.where(distance < 2.0, far, 0.0))
-    if within:
-        first, length = start[:, tf.newaxis], length[:, tf.newaxis]  # [B, 1]
-        inside = (pixels > first) & (pixels < first + length)  # [B, size]
-        weights = tf.where(inside[:, tf.newaxis, :], weights, 0.0)
-    return weights / tf.reduce_sum(weights, axis=2, keepdims=True)
+    scale = length[:, tf.newaxis] / count  # [B, 1]
+    centers = start[:, tf.newaxis] + (tf.range(count, dtype=tf.float32) + 0.5) * scale
+    centers = tf.reshape(centers, [-1, bands, count // bands])
+    widening = tf.maximum(scale, 1.0)[:, :, tf.newaxis]  # [B, 1, 1]
+    first = tf.floor(centers[:, :, :1] - 2.0 * widening)  # [B, bands, 1]
+    first = tf.maximum(first, 0.0) if bands > 1 else tf.zeros_like(first)
+    pixels = first + tf.range(tf.cast(span, tf.float32))  # [B, bands, span]
+    low, high = (start, start + length) if within else (tf.zeros_like(start), size)
+    low, high = low[:, tf.newaxis, tf.newaxis], tf.reshape(high, [-1, 1, 1])
+    middles = pixels + 0.5
+    # From so far away a pixel has no weight.
+    middles = tf.where((middles > low) & (middles < high), middles, -1e9) / widening
+    distance = tf.abs(middles[:, :, tf.newaxis] - (centers / widening)[..., tf.newaxis])
+    # With e = 2 - d and g = 1 - d, neither below 0, both pieces of the cubic are one expression.
+    e = tf.nn.relu(2.0 - distance)  # [B, bands, count / bands, span]
+    g = tf.nn.relu(1.0 - distance)
+    weights = 0.5 * e * e * (e - 1.0) + g * g * (1.0 - 2.0 * g)
+    weights /= tf.reduce_sum(weights, axis=3, keepdims=True)
+    last = tf.reshape(size, [-1, 1, 1]) - 1.0
+    return Bands(tf.cast(tf.minimum(pixels, last), tf.int32), weights)
+
+
+def resample(image, down: Bands, across: Bands):
+    """Resample stretches of one image in bands, each from the pixels that have weight in it.
+
+    A fraction of the arithmetic of `crop_and_resize` where images are large, but not quite Pillow's
+    result: it goes down first and does not round in between, so that some pixels differ by a level.
+
+    Args:
+        image: uint8 or float32 [H, W, 3], 0..255.
+        down, across: how rows and columns are resampled, in the same number of bands.
+
+    Returns:
+        float32 [B, count, count, 3], whole numbers 0..255.
+    """
+    bands, each = down.weights.shape[1:3]
+    size = bands * each
+    # Columns are filled up with black ones: products are compiled for each shape, so few are used.
+    shape = tf.shape(image)
+    width = -(-shape[1] // 64) * 64
+    wide = tf.concat([image, tf.zeros([shape[0], width - shape[1], 3], image.dtype)], axis=1)
+    source = tf.reshape(
+        tf.gather(wide, down.pixels), [-1, bands, tf.shape(down.pixels)[2], width * 3]
+    )
+    source = tf.cast(source, tf.float32)  # [B, bands, span, W·3]
+    # Transposed on the way, so that the second product can sum over columns.
+    low = tf.matmul(source, down.weights, transpose_a=True, transpose_b=True)
+    low = tf.reshape(clip_levels(low), [-1, bands, width, 3 * each])
+    low = tf.gather(low, across.pixels, axis=2, batch_dims=1)  # [B, bands, bands, span, 3·each]
+    result = tf.matmul(across.weights[:, tf.newaxis], low)  # [B, bands, bands, each, 3·each]
+    result = tf.transpose(tf.reshape(result, [-1, bands, size, 3, each]), [0, 1, 4, 2, 3])
+    return round_levels(clip_levels(tf.reshape(result, [-1, size, size, 3])))
 
 
 def crop_and_resize(images, boxes, size, within_box=False):
@@ -101,8 +160,12 @@ def crop_and_resize(images, boxes, size, within_box=False):
     """
     height, width = tf.shape(images)[1], tf.shape(images)[2]
     top, left, box_height, box_width = tf.unstack(boxes, axis=1)
-    across = _bicubic_weights(left, box_width, size, width, within_box)  # [B, size, W]
-    down = _bicubic_weights(top, box_height, size, height, within_box)  # [B, size, H]
+
+    def weights(start, length, limit):
+        limit = tf.cast(limit, tf.float32)
+        return bicubic_bands(start, length, limit, within_box, size, 1, limit).weights[:, 0]
+
+    across, down = weights(left, box_width, width), weights(top, box_height, height)  # [B, size, …]
     columns = tf.reshape(tf.transpose(images, [0, 2, 1, 3]), [-1, width, height * 3])
     narrow = round_levels(clip_levels(tf.matmul(across, columns)))  # [B, size, H·3]
     narrow = tf.transpose(tf.reshape(narrow, [-1, size, height, 3]), [0, 2, 1, 3])

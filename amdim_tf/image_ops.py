@@ -111,13 +111,13 @@ def _from_planes(planes, images):
 
 
 def _rotate_hue(planes, delta):
-    """Turn the hue of [B, 3, N] by `delta` [B] turns, with HSV's saturation and value kept.
+    """Turn the hue of [..., 3, N] by `delta` [...] turns, with HSV's saturation and value kept.
 
     HSV in closed form: with v the highest channel and c the chroma, each channel is v - c·dip(hue),
     and the three dips are the same trapezoid, a third of a turn apart. Three times as fast as
     tf.image.rgb_to_hsv and back.
     """
-    red, green, blue = tf.unstack(planes, axis=1)  # [B, N] each
+    red, green, blue = tf.unstack(planes, axis=-2)  # [..., N] each
     highest = tf.maximum(tf.maximum(red, green), blue)
     chroma = highest - tf.minimum(tf.minimum(red, green), blue)
     scale = 1.0 / tf.maximum(chroma, 1e-6)  # a grey pixel has no hue: any value will do
@@ -126,10 +126,10 @@ def _rotate_hue(planes, delta):
         (green - blue) * scale,
         tf.where(tf.equal(highest, green), 2.0 + (blue - red) * scale, 4.0 + (red - green) * scale),
     )
-    hue += 6.0 * delta[:, tf.newaxis]
+    hue += 6.0 * delta[..., tf.newaxis]
     hue -= 6.0 * tf.floor(hue / 6.0)  # sixths of a turn, 0..6
     dips = [2.0 - tf.abs(hue - 3.0), tf.abs(hue - 2.0) - 1.0, tf.abs(hue - 4.0) - 1.0]
-    return tf.stack([highest - chroma * tf.clip_by_value(dip, 0.0, 1.0) for dip in dips], axis=1)
+    return tf.stack([highest - chroma * tf.clip_by_value(dip, 0.0, 1.0) for dip in dips], axis=-2)
 
 
 def hue(images, delta):
@@ -138,29 +138,42 @@ def hue(images, delta):
 
 
 def _jitter_slot(planes, factors, operation):
-    """Change the brightness, contrast or saturation of [B, 3, N], as `operation` [B] says.
+    """Change the brightness, contrast or saturation of planes [3, N], as `operation` says.
 
-    All three are factor·x + (1 - factor)·target, with a black, a uniform or a grey target: an
-    affine map of the colour, done by one matmul. Where the operation is hue, nothing changes.
+    All three are factor·x + (1 - factor)·target, with a black, a uniform or a grey target. Where
+    the operation is hue, nothing changes.
     """
-    factor = tf.gather(factors, tf.minimum(operation, _SATURATION), batch_dims=1)  # [B]
+    factor = tf.gather(factors, tf.minimum(operation, _SATURATION))
     factor = tf.where(tf.equal(operation, _HUE), 1.0, factor)
-    of_mean = tf.where(tf.equal(operation, _CONTRAST), 1.0 - factor, 0.0)
-    of_gray = tf.where(tf.equal(operation, _SATURATION), 1.0 - factor, 0.0)
-    weights = tf.constant(_LUMA_WEIGHTS)
-    matrix = (  # [B, 3, 3]
-        factor[:, tf.newaxis, tf.newaxis] * tf.eye(3) + of_gray[:, tf.newaxis, tf.newaxis] * weights
-    )
-    mean = round_levels(tf.linalg.matvec(tf.reduce_mean(planes, axis=2), weights))  # [B]
-    return clip_levels(tf.matmul(matrix, planes) + (of_mean * mean)[:, tf.newaxis, tf.newaxis])
+    gray = sum(weight * planes[channel] for channel, weight in enumerate(_LUMA_WEIGHTS))  # [N]
+    of_mean = tf.cast(tf.equal(operation, _CONTRAST), tf.float32)
+    of_gray = tf.cast(tf.equal(operation, _SATURATION), tf.float32)
+    target = of_mean * round_levels(tf.reduce_mean(gray)) + of_gray * gray
+    return clip_levels(factor * planes + (1.0 - factor) * target)
+
+
+def _jitter_one(arguments):
+    """The four changes of one image, whose planes are [3, N]."""
+    planes, factors, delta, order = arguments
+    hue_place = tf.argmax(tf.equal(order, _HUE), output_type=tf.int32)
+
+    def slots(planes, begin, end):
+        return tf.while_loop(
+            lambda place, planes: place < end,
+            lambda place, planes: (place + 1, _jitter_slot(planes, factors, order[place])),
+            (begin, planes),
+        )[1]
+
+    planes = slots(planes, 0, hue_place)
+    planes = _rotate_hue(planes, delta)
+    return slots(planes, hue_place + 1, 4)
 
 
 def color_jitter(images, factors, delta, order):
     """Brightness, contrast, saturation and hue changes, in an order of its own for each image.
 
-    The counterpart of torchvision's ColorJitter. Hue is the expensive one, so it runs once for the
-    whole batch: each image passes through the slots before its hue change, the hue change, and the
-    slots after it. A slot on the wrong side is the identity, which costs one small matmul.
+    The counterpart of torchvision's ColorJitter. It goes from image to image, so that each stays
+    in the processor's cache from change to change, and gets no more than its own four.
 
     Args:
         images: float32 [B, H, W, 3], 0..255.
@@ -168,15 +181,8 @@ def color_jitter(images, factors, delta, order):
         delta: float32 [B], turns of the hue circle; 0 means no change.
         order: int32 [B, 4], a permutation of 0 brightness, 1 contrast, 2 saturation, 3 hue.
     """
-    before_hue = tf.equal(tf.cumsum(tf.cast(tf.equal(order, _HUE), tf.int32), axis=1), 0)  # [B, 4]
-    first = tf.where(before_hue, order, _HUE)  # hue in a slot: nothing to do there
-    second = tf.where(before_hue, _HUE, order)
-    planes = _to_planes(images)  # [B, 3, H·W]
-    for slot in (0, 1, 2):
-        planes = _jitter_slot(planes, factors, first[:, slot])
-    planes = _rotate_hue(planes, delta)
-    for slot in (1, 2, 3):
-        planes = _jitter_slot(planes, factors, second[:, slot])
+    arguments = _to_planes(images), factors, delta, order  # planes: [B, 3, H·W]
+    planes = tf.map_fn(_jitter_one, arguments, fn_output_signature=tf.float32)
     return _from_planes(planes, images)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import tensorflow as tf
 
 from amdim_tf import decode, policies, views
@@ -11,6 +13,8 @@ from amdim_tf.examples import UNLABELLED, ArraySource, EncodedSource, Source
 
 # A bad image is replaced by the next good one; this many bad ones in a row end the run.
 _REPLACEMENT_ATTEMPTS = 100
+# Images that are loaded together, by one thread.
+_GROUP = 16
 
 
 def steps_per_epoch(source: Source, batch_size: int) -> int:
@@ -109,15 +113,12 @@ def _batches_on_disk(source: EncodedSource, config: Config, steps, rows: slice, 
         indices = batch_indices(step, seed, len(source), batch_size)[rows]
         return indices, uniform
 
-    def load(index, uniform):
-        def choose_boxes(height, width):
-            if augmented:
-                return views.view_boxes(recipe, uniform, height, width, size)
-            return views.evaluation_box(recipe, height, width, size)[None]
+    def boxes_of(sizes, uniform):
+        if augmented:
+            return views.view_boxes(recipe, uniform, sizes, size)
+        return views.evaluation_box(recipe, sizes[:, 0], sizes[:, 1], size)[:, None]
 
-        within_box = augmented and views.has_crop(recipe)
-        boxes = 2 if augmented else 1
-        return _load_or_replace(source, index, choose_boxes, size, boxes, within_box)
+    within_box = augmented and views.has_crop(recipe)
 
     def finish(step, crops, label):
         if not augmented:
@@ -130,11 +131,17 @@ def _batches_on_disk(source: EncodedSource, config: Config, steps, rows: slice, 
         )
         return view1, view2, label
 
+    def load_group(*group):
+        load = _traced_once(functools.partial(_load, source, boxes_of, size, within_box), group)
+        return _load_or_replace(source, load, group, shape)
+
+    shape = [2 if augmented else 1, size, size, 3]
     crops = (
         steps.map(rows_of)
         .unbatch()
-        .map(load, num_parallel_calls=tf.data.AUTOTUNE)
-        .batch(rows.stop - rows.start, drop_remainder=True)
+        .batch(_GROUP)
+        .map(load_group, num_parallel_calls=tf.data.AUTOTUNE)
+        .rebatch(rows.stop - rows.start, drop_remainder=True)
     )
     return tf.data.Dataset.zip(steps, crops).map(
         lambda step, crop_and_label: finish(step, *crop_and_label),
@@ -142,48 +149,113 @@ def _batches_on_disk(source: EncodedSource, config: Config, steps, rows: slice, 
     )
 
 
-def _load_or_replace(source, index, choose_boxes, size: int, boxes: int, within_box: bool):
-    """Boxes of an image and its label; of the next image that can be decoded, if it cannot.
+def _load(source: EncodedSource, boxes_of, size: int, within_box: bool, rows):
+    """Boxes of images and their labels; raises where one cannot be decoded.
+
+    Args:
+        source: of the images.
+        boxes_of: function of (image sizes [n, 2], all rows but the indices) that returns boxes
+            [n, v, 4].
+        size, within_box: as in decode.decode_boxes.
+        rows: tuple of tensors [n, ...], the first of which is the images' indices.
 
     Returns:
-        (float32 [boxes, size, size, 3], int32 label).
+        (uint8 [n, v, size, size, 3], int32 [n]).
     """
-
-    def attempt(number):
-        return _load_boxes(source, number, choose_boxes, size, boxes, within_box)
-
-    def try_next(number, tries, crops, label, made):
-        del crops, label, made
-        number = (number + 1) % len(source)
-        (crops, label), made = attempt(number)
-        return number, tries + 1, crops, label, made
-
-    (crops, label), made = attempt(index)
-    _, _, crops, label, made = tf.while_loop(
-        lambda number, tries, crops, label, made: ~made & (tries < _REPLACEMENT_ATTEMPTS),
-        try_next,
-        (index, 0, crops, label, made),
-    )
-    with tf.control_dependencies([tf.debugging.Assert(made, ["too many bad images in a row"])]):
-        return tf.identity(crops), label
+    indices, *more = rows
+    contents, labels = tf.map_fn(source.read, indices, fn_output_signature=(tf.string, tf.int32))
+    sizes = decode.image_sizes(contents)
+    return decode.decode_boxes(contents, sizes, boxes_of(sizes, *more), size, within_box), labels
 
 
-def _load_boxes(source: EncodedSource, index, choose_boxes, size, boxes, within_box):
-    """((boxes, label), whether the image could be decoded); a bad one is noted by the source."""
+def _traced_once(load, rows):
+    """The same function, whose graph is made once for any number of rows."""
+    signature = tuple(tf.TensorSpec([None, *row.shape[1:]], row.dtype) for row in rows)
+    return tf.function(load, input_signature=[signature])
 
-    def load(number):
-        contents, label = source.read(number)
-        return decode.decode_boxes(contents, choose_boxes, size, within_box), label
+
+def _attempt(load, rows, shape):
+    """(uint8 [n, *shape], labels int32 [n], whether all rows could be loaded)."""
+    count = tf.shape(rows[0])[0]
+    default = (tf.zeros([count, *shape], tf.uint8), tf.fill([count], UNLABELLED))
+    (crops, labels), made = decode.or_else(load, rows, default)
+    return tf.ensure_shape(crops, [None, *shape]), tf.ensure_shape(labels, [None]), made
+
+
+def _load_one_or_note(source: EncodedSource, load, row, shape):
+    """(uint8 `shape`, label, whether it could be loaded) of one row; a bad one is noted."""
 
     def note(number):
         source.skipped.add(source.name_of(int(number)))
         return False
 
-    (crops, label), made = decode.or_else(
-        load, index, (tf.zeros([boxes, size, size, 3]), tf.constant(UNLABELLED))
+    crops, labels, made = _attempt(load, tuple(value[None] for value in row), shape)
+    made = tf.cond(made, lambda: True, lambda: tf.numpy_function(note, [row[0]], tf.bool))
+    return crops[0], labels[0], tf.ensure_shape(made, [])
+
+
+def _load_or_note(source: EncodedSource, load, rows, shape):
+    """What `load` makes of rows; a bad image is noted by the source.
+
+    To catch an error takes a data set of its own, whose making costs as much as a tenth of the
+    work on an image. So it is done for all rows at once, and row by row only where one is bad.
+
+    Args:
+        source: of the images.
+        load: as _load.
+        rows: tuple of tensors [n, ...], the first of which is the images' indices.
+        shape: of what is made of an image.
+
+    Returns:
+        (uint8 [n, *shape], labels int32 [n], whether each image could be decoded [n]).
+    """
+    crops, labels, all_made = _attempt(load, rows, shape)
+    return tf.cond(
+        all_made,
+        lambda: (crops, labels, tf.ones_like(labels, tf.bool)),
+        lambda: tf.map_fn(
+            lambda row: _load_one_or_note(source, load, row, shape),
+            rows,
+            fn_output_signature=_types(shape),
+        ),
     )
-    made = tf.cond(made, lambda: True, lambda: tf.numpy_function(note, [index], tf.bool))
-    return (tf.ensure_shape(crops, [boxes, size, size, 3]), label), tf.ensure_shape(made, [])
+
+
+def _types(shape):
+    return tf.TensorSpec(shape, tf.uint8), tf.TensorSpec([], tf.int32), tf.TensorSpec([], tf.bool)
+
+
+def _load_or_replace(source: EncodedSource, load, rows, shape):
+    """What `load` makes of each row; for a bad image, of the next one that can be decoded.
+
+    Arguments as in _load_or_note.
+
+    Returns:
+        (uint8 [n, *shape], int32 [n]).
+    """
+
+    def try_next(row, tries, loaded):
+        del loaded
+        row = ((row[0] + 1) % len(source), *row[1:])
+        return row, tries + 1, _load_one_or_note(source, load, row, shape)
+
+    def replace(arguments):
+        row, loaded = arguments
+        _, _, loaded = tf.while_loop(
+            lambda row, tries, loaded: ~loaded[2] & (tries < _REPLACEMENT_ATTEMPTS),
+            try_next,
+            (row, 0, loaded),
+        )
+        enough = tf.debugging.Assert(loaded[2], ["too many bad images in a row"])
+        with tf.control_dependencies([enough]):
+            return tuple(map(tf.identity, loaded))
+
+    loaded = _load_or_note(source, load, rows, shape)
+    return tf.cond(
+        tf.reduce_all(loaded[2]),
+        lambda: loaded,
+        lambda: tf.map_fn(replace, (rows, loaded), fn_output_signature=_types(shape)),
+    )[:2]
 
 
 def evaluation_batches(source: Source, config: Config, batch_size: int) -> tf.data.Dataset:
@@ -204,16 +276,21 @@ def evaluation_batches(source: Source, config: Config, batch_size: int) -> tf.da
             .prefetch(2)
         )
 
-    def choose_boxes(height, width):
-        return views.evaluation_box(recipe, height, width, size)[None]
+    shape = [1, size, size, 3]
 
-    def load(index):
-        (crops, label), made = _load_boxes(source, index, choose_boxes, size, 1, False)
-        return views.normalize(recipe, crops[0]), label, made
+    def boxes_of(sizes):
+        return views.evaluation_box(recipe, sizes[:, 0], sizes[:, 1], size)[:, None]
+
+    def load_group(*group):
+        load = _traced_once(functools.partial(_load, source, boxes_of, size, False), group)
+        crops, labels, made = _load_or_note(source, load, group, shape)
+        return views.normalize(recipe, crops[:, 0]), labels, made
 
     return (
         tf.data.Dataset.range(len(source))
-        .map(load, num_parallel_calls=tf.data.AUTOTUNE)
+        .batch(_GROUP)
+        .map(load_group, num_parallel_calls=tf.data.AUTOTUNE)
+        .unbatch()
         .filter(lambda image, label, made: made)
         .map(lambda image, label, made: (image, label))
         .batch(batch_size)

@@ -134,22 +134,24 @@ def crop_boxes(config: ViewConfig, uniform, height, width):
     return tf.where(tf.reduce_any(fits, axis=1, keepdims=True), chosen, centred)
 
 
-def view_boxes(config: ViewConfig, uniform, height, width, image_size: int):
+def view_boxes(config: ViewConfig, uniform, sizes, image_size: int):
     """The part of each image that a view shows: a random crop, or the evaluation view's centre.
 
     Args:
         config: the recipe.
-        uniform: ViewParameters.crop, [n, attempts, 4].
-        height, width: of the images, scalars.
+        uniform: ViewParameters.crop of both views, [n, 2, attempts, 4].
+        sizes: of the images, [n, 2].
         image_size: side of the view.
 
     Returns:
-        [n, 4]: top, left, height, width.
+        [n, 2, 4]: top, left, height, width.
     """
-    if has_crop(config):
-        return crop_boxes(config, uniform, height, width)
-    box = evaluation_box(config, height, width, image_size)
-    return tf.tile(box[None], [tf.shape(uniform)[0], 1])
+    if not has_crop(config):
+        box = evaluation_box(config, sizes[:, 0], sizes[:, 1], image_size)  # [n, 4]
+        return tf.repeat(box[:, None], 2, axis=1)
+    height, width = tf.unstack(tf.repeat(sizes, 2, axis=0), axis=1)  # [2n]
+    boxes = crop_boxes(config, tf.reshape(uniform, [-1, *uniform.shape[2:]]), height, width)
+    return tf.reshape(boxes, [-1, 2, 4])
 
 
 def has_crop(config: ViewConfig) -> bool:
@@ -173,26 +175,31 @@ def finish_view(config: ViewConfig, images, flip, parameters: ViewParameters):
         float32 [b, S, S, 3], normalized.
     """
     if parameters.policy:
-        images = policies.apply(images, parameters.policy)
+        images = policies.apply(tf.cast(images, tf.float32), parameters.policy)
     return _flip_shift_colour_normalize(config, images, flip, parameters._replace(policy=()))
 
 
-# Compiled as one kernel this is 2 to 3 times as fast on a CPU core as operation by operation.
+# Compiled, and image by image, this is three times as fast on a CPU core as compiled whole-batch
+# operations: an image stays in the cache from one step to the next.
 @tf.function(jit_compile=True)
 def _flip_shift_colour_normalize(config: ViewConfig, images, flip, parameters: ViewParameters):
-    images = geometry_ops.flip_left_right(images, flip)
-    if config.translate and not has_crop(config):
-        shift = parameters.shift
-        images = geometry_ops.reflect_translate(images, shift[:, 0], shift[:, 1])
-    if any(config.jitter) and config.jitter_probability > 0:
-        images = image_ops.color_jitter(
-            images, parameters.factors, parameters.hue, parameters.order
-        )
-    if config.lighting:
-        images = image_ops.pca_lighting(images, parameters.lighting)
-    if config.grayscale:
-        images = image_ops.grayscale(images, parameters.grayscale)
-    return normalize(config, images)
+    def one_view(row):
+        images, flip, parameters = tf.nest.map_structure(lambda value: value[tf.newaxis], row)
+        images = geometry_ops.flip_left_right(tf.cast(images, tf.float32), flip)
+        if config.translate and not has_crop(config):
+            shift = parameters.shift
+            images = geometry_ops.reflect_translate(images, shift[:, 0], shift[:, 1])
+        if any(config.jitter) and config.jitter_probability > 0:
+            images = image_ops.color_jitter(
+                images, parameters.factors, parameters.hue, parameters.order
+            )
+        if config.lighting:
+            images = image_ops.pca_lighting(images, parameters.lighting)
+        if config.grayscale:
+            images = image_ops.grayscale(images, parameters.grayscale)
+        return normalize(config, images)[0]
+
+    return tf.map_fn(one_view, (images, flip, parameters), fn_output_signature=tf.float32)
 
 
 class BatchDraws(typing.NamedTuple):
@@ -256,13 +263,13 @@ def _cut(config: ViewConfig, images, uniform, image_size: int):
 
 
 def evaluation_box(config: ViewConfig, height, width, image_size: int):
-    """What of an image the evaluation view shows: its centre, [4].
+    """What of images the evaluation view shows: their centres, [..., 4].
 
     As if the shorter side were resized to evaluation_resize, then the centre cut out.
     """
     height, width = tf.cast(height, tf.float32), tf.cast(width, tf.float32)
     side = tf.minimum(height, width) * (image_size / config.evaluation_resize)
-    return tf.stack([(height - side) / 2, (width - side) / 2, side, side])
+    return tf.stack([(height - side) / 2, (width - side) / 2, side, side], axis=-1)
 
 
 def evaluation_crop(config: ViewConfig, images, image_size: int):
@@ -282,7 +289,7 @@ def evaluation_view(config: ViewConfig, images, image_size: int):
 
 def normalize(config: ViewConfig, images):
     """(x − mean) / std for each colour."""
-    return (images - tf.constant(config.mean)) / tf.constant(config.std)
+    return (tf.cast(images, tf.float32) - tf.constant(config.mean)) / tf.constant(config.std)
 
 
 def denormalize(config: ViewConfig, views):

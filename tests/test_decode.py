@@ -45,8 +45,11 @@ def test_top_down_bmp():
     assert [int(side) for side in decode.image_size(bytes(contents))] == [10, 12]
 
 
-def _boxes(*boxes):
-    return lambda height, width: tf.constant(boxes, tf.float32)
+def _cut(contents, *boxes, within_box=True):
+    """Boxes of one file, [v, 32, 32, 3]."""
+    files = tf.reshape(contents, [1])
+    boxes = tf.constant([boxes], tf.float32)
+    return decode.decode_boxes(files, decode.image_sizes(files), boxes, 32, within_box)[0]
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])
@@ -55,7 +58,7 @@ def test_boxes_equal_pillows_crop_and_resize(kind):
     contents = encoded(image, kind)
     decoded = Image.fromarray(decode.decode(contents).numpy())
     boxes = ((10, 20, 50, 60), (40, 5, 33, 47))
-    crops = decode.decode_boxes(contents, _boxes(*boxes), 32, within_box=True)
+    crops = _cut(contents, *boxes)
     for crop, (top, left, height, width) in zip(crops.numpy(), boxes, strict=True):
         expected = decoded.crop((left, top, left + width, top + height)).resize(
             (32, 32), Image.Resampling.BICUBIC
@@ -63,7 +66,7 @@ def test_boxes_equal_pillows_crop_and_resize(kind):
         assert np.mean(np.abs(crop - np.asarray(expected, float)) <= 1) > 0.99
 
 
-@pytest.mark.parametrize("side, ratio", [(60, 1), (70, 2), (130, 4), (260, 8)])
+@pytest.mark.parametrize("side, ratio", [(54, 1), (55, 2), (109, 4), (218, 8)])
 def test_large_boxes_are_decoded_small(side, ratio, monkeypatch):
     image = picture(300, 320)
     contents = encoded(image, quality=95)
@@ -75,19 +78,45 @@ def test_large_boxes_are_decoded_small(side, ratio, monkeypatch):
         lambda contents, window, r: (used.append(r), real(contents, window, r))[1],
     )
     box = (13, 21, side, side)
-    crop = decode.decode_boxes(contents, _boxes(box), 32, within_box=True)[0]
+    crop = _cut(contents, box)[0].numpy()
     assert used == [ratio]
     expected = image.crop((21, 13, 21 + side, 13 + side)).resize((32, 32), Image.Resampling.BICUBIC)
     assert np.abs(crop - np.asarray(expected, float)).mean() < 3
+
+
+@pytest.mark.parametrize("side", [20, 63, 90])
+def test_evaluation_view_is_exact(side):
+    """It sees beyond its box as Pillow does, and is not decoded small however large it is."""
+    contents = encoded(picture(100, 120), quality=95)
+    crop = _cut(contents, (4.5, 13.25, side, side), within_box=False)[0].numpy()
+    decoded = Image.fromarray(decode.decode(contents).numpy())
+    region = (13.25, 4.5, 13.25 + side, 4.5 + side)
+    expected = decoded.resize((32, 32), Image.Resampling.BICUBIC, box=region)
+    assert np.abs(crop - np.asarray(expected, float)).max() <= 1
+
+
+def test_files_of_all_kinds_together():
+    """Each is cut as it would be alone, whatever the sizes and formats of its neighbours."""
+    sizes = ((300, 320, "JPEG"), (20, 25, "PNG"), (90, 700, "JPEG"), (5000, 9, "BMP"))
+    files = tf.constant([encoded(picture(h, w), kind) for h, w, kind in sizes])
+    boxes = tf.constant([[(0, 0, h, w), (h // 3, w // 4, h // 2, w // 2)] for h, w, _ in sizes])
+    boxes = tf.cast(boxes, tf.float32)
+
+    @tf.function
+    def cut(files, boxes):
+        return decode.decode_boxes(files, decode.image_sizes(files), boxes, 32, True)
+
+    for number, together in enumerate(cut(files, boxes)):
+        alone = cut(files[number : number + 1], boxes[number : number + 1])[0]
+        np.testing.assert_allclose(np.float32(together), np.float32(alone), atol=1)
 
 
 @pytest.mark.parametrize("height, width", [(1, 1), (1, 5000), (5000, 1), (2, 3)])
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])
 def test_odd_sizes(height, width, kind):
     contents = encoded(picture(height, width), kind)
-    whole = _boxes((0, 0, height, width))
-    crops = decode.decode_boxes(contents, whole, 32, within_box=True)
-    assert crops.shape == (1, 32, 32, 3) and np.isfinite(crops).all()
+    crops = _cut(contents, (0, 0, height, width))
+    assert crops.shape == (1, 32, 32, 3) and np.any(crops)
 
 
 GOOD = encoded(picture())
@@ -104,13 +133,18 @@ BROKEN = {
 }
 
 
+@tf.function
+def _cut_or_nothing(contents):
+    def whole(contents):
+        return _cut(contents, (0, 0, 60, 80), within_box=False)
+
+    return decode.or_else(whole, contents, tf.zeros([1, 32, 32, 3], tf.uint8))
+
+
 @pytest.mark.parametrize("name", BROKEN)
 def test_broken_files_are_told_apart(name):
-    def whole(contents):
-        return decode.decode_boxes(contents, _boxes((0, 0, 60, 80)), 32, within_box=False)
-
     for contents, good in ((BROKEN[name], False), (GOOD, True)):
-        crops, made = decode.or_else(whole, tf.constant(contents), tf.zeros([1, 32, 32, 3]))
+        crops, made = _cut_or_nothing(tf.constant(contents))
         assert bool(made) is good
         assert bool(np.any(crops)) is good
 
@@ -132,5 +166,5 @@ def test_bombs_are_refused_before_they_are_decoded(contents):
 
 def test_jpeg_bomb():
     contents = encoded(Image.new("L", (20000, 6000)))
-    with pytest.raises(tf.errors.InvalidArgumentError, match="too many pixels"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="expected an image of up to"):
         decode.decode(contents)

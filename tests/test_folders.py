@@ -223,4 +223,6 @@ def test_on_disk_equals_in_memory(tmp_path, monkeypatch):
             for source in (in_memory, on_disk)
         )
         for name in one:
-            np.testing.assert_allclose(one[name], other[name], atol=0.05)
+            difference = np.abs(one[name] - other[name])
+            # Crops are resampled in bands, which makes a difference of a grey level here and there.
+            assert difference.mean() < 0.01 and np.mean(difference < 0.05) > 0.99

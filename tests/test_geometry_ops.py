@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -162,6 +163,30 @@ def test_crop_and_resize_equals_pillow(batch, size, mode):
     difference = np.abs(result - pillow(crop, images, boxes))
     assert (difference <= 1).mean() > 0.999
     assert (difference == 0).mean() > 0.99  # halves may round the other way
+
+
+@pytest.mark.parametrize("within_box", [False, True])
+@pytest.mark.parametrize("batch", BATCHES)
+def test_bands_of_one_image(batch, within_box):
+    @tf.function
+    def in_bands(image, boxes):
+        limits = tf.cast(tf.shape(image), tf.float32)
+
+        def bands(axis):
+            start, length = boxes[:, axis], boxes[:, axis + 2]
+            span = tf.reduce_max(geometry_ops.band_span(length, 32, 8))
+            return geometry_ops.bicubic_bands(start, length, limits[axis], within_box, 32, 8, span)
+
+        return geometry_ops.resample(image, bands(0), bands(1))
+
+    image = load_batch(batch)[0]
+    boxes = np.round(_boxes(*image.shape[:2]))
+    banded = in_bands(image, boxes)
+    exact = geometry_ops.crop_and_resize(image[None].astype(np.float32), boxes, 32, within_box)
+    difference = np.abs(banded - exact)
+    # Down first, and not rounded in between.
+    assert (difference <= 1).mean() > 0.99
+    assert (difference == 0).mean() > 0.75
 
 
 @pytest.mark.parametrize("batch", BATCHES)

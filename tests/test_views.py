@@ -25,9 +25,26 @@ def _two_views(config, images, size, seed=0, step=0, rows=slice(None), batch=Non
 
 
 def _frequency_is(values, probability):
-    """Within four standard errors of a binomial share."""
-    share = np.mean(np.asarray(values))
-    return abs(share - probability) < 4 * np.sqrt(probability * (1 - probability) / len(values))
+    """Pearson's chi-square of two outcomes, at the 0.1% level."""
+    count = len(values)
+    observed = np.sum(np.asarray(values))
+    spread = count * probability * (1 - probability)
+    return (observed - count * probability) ** 2 / spread < 10.83
+
+
+def _is_uniform(values, low, high):
+    """Kolmogorov and Smirnov's distance from a uniform distribution, at the 0.1% level."""
+    ranked = (np.sort(values) - low) / (high - low)
+    count = len(ranked)
+    distance = np.abs(ranked - (np.arange(count) + 0.5) / count).max() + 0.5 / count
+    return distance < 1.95 / np.sqrt(count)
+
+
+def _same_distribution(one, other):
+    """Kolmogorov and Smirnov's distance of two samples of one length, at the 0.1% level."""
+    points = np.sort(np.concatenate([one, other]))
+    ranks = [np.searchsorted(np.sort(sample), points, "right") for sample in (one, other)]
+    return np.abs(ranks[0] - ranks[1]).max() / len(one) < 1.95 * np.sqrt(2 / len(one))
 
 
 def test_frequencies_follow_the_recipe():
@@ -47,26 +64,44 @@ def test_jitter_is_uniform_within_its_strength():
     changes = np.column_stack([drawn.factors - 1, drawn.hue])[jittered]
     for values, strength in zip(changes.T, CIFAR.jitter, strict=True):
         assert np.abs(values).max() <= strength
-        # Kolmogorov–Smirnov distance from the uniform distribution, 1% level.
-        ranked = np.sort(values / strength + 1) / 2
-        distance = np.abs(ranked - np.arange(1, len(ranked) + 1) / len(ranked)).max()
-        assert distance < 1.63 / np.sqrt(len(ranked))
-    orders = {tuple(order) for order in drawn.order.numpy()}
-    assert len(orders) == 24
+        assert _is_uniform(values, -strength, strength)
+    _, counts = np.unique(drawn.order.numpy(), axis=0, return_counts=True)
+    assert len(counts) == 24
+    expected = BATCH / 24
+    assert np.sum((counts - expected) ** 2 / expected) < 49.7  # 23 degrees of freedom, 0.1%
 
 
-def test_crops_are_within_scale_and_ratio():
+def test_crops_that_always_fit_are_uniform():
+    config = dataclasses.replace(STL, crop_scale=(0.1, 0.5))
+    boxes = views.crop_boxes(config, views.draw_view(config, 2, 0, 1, BATCH).crop, 1000, 1000)
+    top, left, height, width = boxes.numpy().T
+    assert _is_uniform(height * width / 1000**2, 0.1, 0.5)
+    assert _is_uniform(np.log(width / height), *np.log(config.crop_ratio))
+    for start, length in ((top, height), (left, width)):
+        assert _is_uniform((start + 0.5) / (1001 - length), 0, 1)
+
+
+def _reference_crop(rng, config, height, width):
+    """Area and ratio of a crop by torchvision's rule, in plain Python."""
+    for _ in range(10):
+        area = height * width * rng.uniform(*config.crop_scale)
+        ratio = np.exp(rng.uniform(*np.log(config.crop_ratio)))
+        w, h = round(np.sqrt(area * ratio)), round(np.sqrt(area / ratio))
+        if w <= width and h <= height:
+            return h * w / (height * width), w / h
+    raise AssertionError("no crop fits")
+
+
+def test_crops_follow_the_reference():
+    """With the real recipe large crops are drawn less often: they may not fit."""
     drawn = views.draw_view(STL, 2, 0, 1, BATCH)
-    boxes = views.crop_boxes(STL, drawn.crop, 96, 96).numpy()
-    top, left, height, width = boxes.T
+    top, left, height, width = views.crop_boxes(STL, drawn.crop, 375, 500).numpy().T
     assert (top >= 0).all() and (left >= 0).all()
-    assert (top + height <= 96).all() and (left + width <= 96).all()
-    area, ratio = height * width / 96**2, width / height
-    assert area.min() > 0.29 and area.max() <= 1
-    assert ratio.min() > 0.69 and ratio.max() < 1.43
-    # A ratio and its inverse are equally likely, and small and large crops both occur.
-    assert abs(np.log(ratio).mean()) < 0.02
-    assert area.min() < 0.32 and area.max() > 0.95
+    assert (top + height <= 375).all() and (left + width <= 500).all()
+    rng = np.random.default_rng(0)
+    areas, ratios = np.transpose([_reference_crop(rng, STL, 375, 500) for _ in range(BATCH)])
+    assert _same_distribution(height * width / (375 * 500), areas)
+    assert _same_distribution(width / height, ratios)
 
 
 def test_crop_that_cannot_fit_is_centred():

@@ -11,6 +11,7 @@ machine's moods, and its best single run.
 
 input: the training pipeline, from files (or memory, for small images) to batches of two normalized
 views, on one core, beside the same work done image by image with Pillow in the same run, in turns.
+With --batches=N: resident memory while N batches are made, instead.
 """
 
 import itertools
@@ -34,6 +35,12 @@ flags.adopt_module_key_flags(cli_flags)
 flags.DEFINE_integer("steps", 8, "Timed steps, after two that warm up.", lower_bound=1)
 
 flags.DEFINE_float("seconds", 3.0, "Seconds of each turn of `input`.", lower_bound=0.1)
+flags.DEFINE_integer(
+    "batches",
+    0,
+    "`input`: make this many batches and print memory instead of speed.",
+    lower_bound=0,
+)
 
 _MATRIX_SIDE = 2048
 _CLASSES = 10
@@ -69,12 +76,12 @@ def _seconds(run) -> float:
     return time.perf_counter() - began
 
 
-def peak_memory_mib() -> float:
-    """The most resident memory this process has had so far."""
+def memory_mib(which: str) -> float:
+    """Resident memory of this process: the most so far (VmHWM), or now (VmRSS)."""
     for line in pathlib.Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
+        if line.startswith(which + ":"):
             return int(line.split()[1]) / 1024
-    raise UserError("/proc/self/status: expected a line VmHWM; memory is measured on Linux only.")
+    raise UserError(f"/proc/self/status: expected a line {which}; only Linux has it.")
 
 
 def benchmark_train() -> None:
@@ -86,7 +93,7 @@ def benchmark_train() -> None:
     from amdim_tf import costs, training_loop
 
     size, batch = config.data.image_size, config.training.batch_size
-    before = peak_memory_mib()
+    before = memory_mib("VmHWM")
     model = training_loop.compiled_model(config, _CLASSES, per_epoch=1000)
     shape = [batch, size, size, 3]
     data = {
@@ -101,7 +108,7 @@ def benchmark_train() -> None:
 
     first = _seconds(run)
     run()
-    memory = peak_memory_mib() - before
+    memory = memory_mib("VmHWM") - before
     measure = matmul_rates()
     times, rates = [], [measure()]
     for _ in range(cli_flags.FLAGS.steps):
@@ -155,6 +162,9 @@ def benchmark_input() -> None:
     policy = policies.load(config.views.policy) if config.views.policy else None
     batch = config.training.batch_size
     batches = input_pipeline.training_batches(source, config, 0, 10**9)
+    if cli_flags.FLAGS.batches:
+        print_memory(batches, cli_flags.FLAGS.batches)
+        return
     in_memory = isinstance(source, ArraySource)
     examples = [
         source.images[i] if in_memory else source.read(tf.constant(i, tf.int64))[0].numpy()
@@ -196,6 +206,14 @@ def benchmark_input() -> None:
         f"  ratio      {statistics.median(ratios):8.2f} "
         f"(median of 5; {min(ratios):.2f} to {max(ratios):.2f})"
     )
+
+
+def print_memory(batches, count: int) -> None:
+    """Resident memory after each tenth of `count` batches: it should not grow."""
+    marks = {max(1, count * tenth // 10) for tenth in range(1, 11)}
+    for number, _ in enumerate(batches.take(count), 1):
+        if number in marks:
+            print(f"  {number:8} batches {memory_mib('VmRSS'):8.0f} MiB resident", flush=True)
 
 
 _SUITES = {"train": benchmark_train, "input": benchmark_input}
