@@ -44,9 +44,6 @@ def _header_size(contents):
         height = _number(contents, 22, 4, False)
         return tf.minimum(height, 2**32 - height), _number(contents, 18, 4, False)
 
-    def gif():
-        return _number(contents, 8, 2, False), _number(contents, 6, 2, False)
-
     def webp():
         # Simple lossy files have 14 bits at 26 and 28, lossless ones 14 bits each from 21 on, and
         # extended ones 24 bits, less one, at 24 and 27.
@@ -65,11 +62,56 @@ def _header_size(contents):
         [
             (_starts_with(contents, _PNG), png),
             (_starts_with(contents, _BMP), bmp),
-            (_starts_with(contents, _GIF), gif),
+            (_starts_with(contents, _GIF), lambda: _gif_size(contents)),
             (_starts_with(contents, _RIFF), webp),
         ],
         default=lambda: nothing,
     )
+
+
+def _gif_size(contents):
+    """Height and width of the largest frame of a GIF, which is what decoding gives.
+
+    The size in the header does not bind the frames, so the blocks are walked. All frames are held
+    in memory while decoding, a byte per pixel: 0, 0 where they would take more than an image of
+    PIXEL_LIMIT pixels does.
+    """
+    # One zero more than any field that is read beyond the end: there the walk ends.
+    data = tf.cast(tf.io.decode_raw(tf.strings.join([contents, b"\0" * 32]), tf.uint8), tf.int64)
+    end = tf.size(data, tf.int64) - 32
+
+    def table_bytes(flags):
+        return tf.where(flags >= 128, 3 * 2 ** (flags % 8 + 1), tf.constant(0, tf.int64))
+
+    # What stands at `place`: in a block's data the length of the next piece, otherwise a marker.
+    def step(place, in_data, height, width, pixels):
+        marker = data[place]
+        is_frame = ~in_data & (marker == 0x2C)
+        frame_width = data[place + 5] + 256 * data[place + 6]
+        frame_height = data[place + 7] + 256 * data[place + 8]
+        after_frame = place + 11 + table_bytes(data[place + 9])  # marker, 9 bytes, table, code size
+        place = tf.where(in_data, place + 1 + marker, tf.where(is_frame, after_frame, place + 2))
+        in_data = tf.where(in_data, marker != 0, True)
+        seen = tf.cast(is_frame, tf.int64)
+        return (
+            tf.minimum(place, end),
+            in_data,
+            tf.maximum(height, seen * frame_height),
+            tf.maximum(width, seen * frame_width),
+            pixels + seen * frame_height * frame_width,
+        )
+
+    def more(place, in_data, *_):
+        marker = data[place]
+        return (place < end) & (in_data | (marker == 0x2C) | (marker == 0x21))
+
+    nothing = tf.constant(0, tf.int64)
+    first = tf.minimum(13 + table_bytes(data[10]), end)
+    _, _, height, width, pixels = tf.while_loop(
+        more, step, (first, tf.constant(False), nothing, nothing, nothing)
+    )
+    fits = tf.cast(pixels <= 3 * PIXEL_LIMIT, tf.int64)
+    return height * fits, width * fits
 
 
 def image_size(contents):

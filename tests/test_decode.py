@@ -134,3 +134,39 @@ def test_jpeg_bomb():
     contents = encoded(Image.new("L", (20000, 6000)))
     with pytest.raises(tf.errors.InvalidArgumentError, match="too many pixels"):
         decode.decode(contents)
+
+
+def _gif_claiming(frame, screen, count=1):
+    """A GIF whose header claims one size and whose frames are said to have another."""
+    contents = bytearray(encoded(picture(20, 30).quantize(8), "GIF"))
+    contents[6:10] = struct.pack("<HH", *screen)
+    start = contents.index(b"\x2c" + struct.pack("<HHHH", 0, 0, 30, 20))
+    contents[start + 5 : start + 9] = struct.pack("<HH", *frame)
+    block = contents[start:-1]
+    return bytes(contents[:start] + block * count + b"\x3b")
+
+
+@pytest.mark.parametrize("screen", [(30, 20), (1, 1), (200, 100)])
+def test_a_gif_is_as_large_as_its_frames(screen):
+    contents = _gif_claiming((30, 20), screen)
+    assert [int(side) for side in decode.image_size(contents)] == [20, 30]
+    assert decode.decode(contents).shape == (20, 30, 3)
+
+
+def test_the_largest_frame_of_an_animation_counts():
+    options = {"save_all": True, "append_images": [picture(40, 50, seed=1)], "loop": 0}
+    contents = encoded(picture(40, 50), "GIF", comment=b"walked over" * 50, **options)
+    assert [int(side) for side in decode.image_size(contents)] == [40, 50]
+
+
+@pytest.mark.parametrize("frame, count", [((30000, 30000), 1), ((9000, 9000), 4)])
+def test_gif_bombs_behind_a_small_header(frame, count):
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        decode.image_size(_gif_claiming(frame, (30, 20), count))
+
+
+@pytest.mark.parametrize("length", [4, 10, 13, 20, 40, 60, 200])
+def test_a_gif_that_ends_early(length):
+    contents = _gif_claiming((30, 20), (30, 20))[:length]
+    _, made = decode.or_else(decode.decode, tf.constant(contents), tf.zeros([1, 1, 3], tf.uint8))
+    assert not made
