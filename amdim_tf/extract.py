@@ -14,6 +14,8 @@ With --runner=beam an Apache Beam pipeline does the same, with Beam's own option
         --direct_running_mode=multi_processing
 """
 
+import functools
+
 from absl import flags
 
 from amdim_tf import cli_flags
@@ -68,7 +70,7 @@ def main(*beam_options: str) -> None:
     if options.runner == "beam":
         from amdim_tf import beam_extraction
 
-        run = beam_extraction.runner(beam_options)
+        run = functools.partial(beam_extraction.run, options=beam_options)
     extraction.extract(request, run)
     if options.index:
         search_index.build(output, options.index)

@@ -3,6 +3,7 @@
 Usage:
     python tools/benchmark.py train --ndf=128 --n_rkhs=1024 --n_depth=10 --batch_size=32
     python tools/benchmark.py input --dataset=folder --data_dir=PHOTOS --batch_size=64
+    python tools/benchmark.py extract --saved_model=EXPORT --dataset=folder --data_dir=CIFAR10
 
 train: the whole training step, online classifiers included, on images in memory. The limit is a
 large matrix product, repeated for a second before and after every step, since the speed of a shared
@@ -11,6 +12,10 @@ machine's moods, and its best single run.
 
 input: the training pipeline, from files (or memory, for small images) to batches of two normalized
 views, on one core, beside the same work done image by image with Pillow in the same run, in turns.
+
+extract: feature extraction of the test images, from files on disk to files of f1, beside the
+exported model's own rate on the same images in memory before and after it, as the mean of both.
+Images have one size, up to 128 pixels.
 """
 
 import itertools
@@ -18,6 +23,7 @@ import os
 import pathlib
 import statistics
 import sys
+import tempfile
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
@@ -33,6 +39,7 @@ cli_flags.define_config_flags()
 flags.adopt_module_key_flags(cli_flags)
 flags.DEFINE_integer("steps", 8, "Timed steps, after two that warm up.", lower_bound=1)
 
+flags.DEFINE_string("saved_model", None, "Export that `extract` runs.")
 flags.DEFINE_float("seconds", 3.0, "Seconds of each turn of `input`.", lower_bound=0.1)
 
 _MATRIX_SIDE = 2048
@@ -198,7 +205,52 @@ def benchmark_input() -> None:
     )
 
 
-_SUITES = {"train": benchmark_train, "input": benchmark_input}
+def benchmark_extract() -> None:
+    """Times the extraction beside the model alone, on the same images, in turns."""
+    saved_model = cli_flags.require("saved_model", "the directory of an export")
+    settings = {"dataset": "scenes", "batch_size": 250, **cli_flags.given_settings()}
+    config = config_lib.make(settings)
+    cli_flags.import_tensorflow_quietly()
+    from amdim_tf import extraction, sources
+    from amdim_tf.examples import ArraySource
+
+    source = sources.load(config.data, "test")
+    if not isinstance(source, ArraySource):
+        raise UserError("--data_dir: expected images of one size of at most 128 pixels.")
+    batch = config.training.batch_size
+
+    def model_rate(model) -> float:
+        began = time.perf_counter()
+        for start in range(0, len(source), batch):
+            model.of_images(source.images[start : start + batch])
+        return len(source) / (time.perf_counter() - began)
+
+    def turn() -> tuple[float, float]:
+        with tempfile.TemporaryDirectory() as directory:
+            request = extraction.Request(
+                saved_model, config.data.dataset, config.data.data_dir, "test",
+                output=f"{directory}/features", batch_size=batch,
+            )  # fmt: skip
+            with extraction.prepared(request) as job:
+                before = model_rate(job.model)
+                seconds = _seconds(lambda: extraction.run_here(job))
+                return len(job.source) / seconds, (before + model_rate(job.model)) / 2
+
+    turn()  # compiles, and brings the files into memory
+    rates = [turn() for _ in range(5)]
+    ratios = [extracted / alone for extracted, alone in rates]
+    print(f"extract {config.data.dataset}, {len(source)} images, batch {batch}, {saved_model}")
+    for name, values in zip(
+        ("files to files", "model alone"), zip(*rates, strict=True), strict=True
+    ):
+        print(f"  {name:<15} {statistics.median(values):8.0f} images/s")
+    print(
+        f"  ratio           {statistics.median(ratios):8.2f} "
+        f"(median of 5; {min(ratios):.2f} to {max(ratios):.2f})"
+    )
+
+
+_SUITES = {"train": benchmark_train, "input": benchmark_input, "extract": benchmark_extract}
 
 
 def main(suite: str) -> None:
