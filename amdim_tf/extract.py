@@ -15,6 +15,7 @@ With --runner=beam an Apache Beam pipeline does the same, with Beam's own option
 """
 
 import functools
+import os
 
 from absl import flags
 
@@ -50,6 +51,8 @@ def main(*beam_options: str) -> None:
             "expected flags only; Beam's options after -- need --runner=beam. "
             f"Received: {' '.join(beam_options)}."
         )
+    # TensorFlow warns of every bad image, which are counted and listed.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     cli_flags.import_tensorflow_quietly()
     from amdim_tf import extraction, search_index
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import json
 import os
 import pathlib
@@ -21,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from amdim_tf import feature_shards
+from amdim_tf.directory_locks import locked
 from amdim_tf.errors import UserError
 from amdim_tf.examples import SkippedImages
 
@@ -285,16 +285,12 @@ def _write_json(path: pathlib.Path, document: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def _locked(path: pathlib.Path) -> Iterator[None]:
-    """Holds a lock on the directory itself, which leaves no file and ends with the process."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
+    with contextlib.ExitStack() as stack:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            stack.enter_context(locked(path))
         except BlockingIOError:
             raise UserError(
                 f"--output: expected a directory that nobody is writing. Received: {path}, which "
                 "another extraction is filling."
             ) from None
         yield
-    finally:
-        os.close(handle)

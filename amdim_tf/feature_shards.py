@@ -124,7 +124,6 @@ def _count_npz(path: pathlib.Path) -> int:
 
 
 def _write_tfrecord(path: pathlib.Path, rows: Rows) -> None:
-    flat = {name: values.reshape(len(rows), -1) for name, values in rows.outputs.items()}
     with tf.io.TFRecordWriter(str(path)) as writer:
         for row, name_of_image in enumerate(rows.path):
             example = tf.train.Example()
@@ -132,8 +131,8 @@ def _write_tfrecord(path: pathlib.Path, rows: Rows) -> None:
             feature["index"].int64_list.value.append(int(rows.index[row]))
             feature["label"].int64_list.value.append(int(rows.label[row]))
             feature["path"].bytes_list.value.append(os.fsencode(name_of_image))
-            for name, values in flat.items():
-                feature[name].float_list.value.extend(values[row].tolist())
+            for name, values in rows.outputs.items():
+                feature[name].float_list.value.extend(values[row].ravel().tolist())
             writer.write(example.SerializeToString(deterministic=True))
 
 
