@@ -59,7 +59,7 @@ class FeatureModel:
         try:
             return self._of_good_files(files), np.ones(len(files), bool)
         except tf.errors.InvalidArgumentError:
-            good = _decodable(files)
+            good = _decodable(_strings(files)).numpy()
             return self._one_by_one(files[good]), good
 
     def _of_good_files(self, files: np.ndarray) -> dict[str, np.ndarray]:
@@ -114,16 +114,14 @@ def _decode_alike(files):
     return decode.decode_alike(files)
 
 
-def _decodable(files: np.ndarray) -> np.ndarray:
+@tf.function(input_signature=[_FILES])
+def _decodable(files):
     """For each file whether it can be decoded, bool [n]."""
 
     def is_good(contents):
         return decode.or_else(lambda file: tf.size(decode.decode(file)), contents, 0)[1]
 
-    flags = tf.data.Dataset.from_tensor_slices(_strings(files)).map(
-        is_good, num_parallel_calls=tf.data.AUTOTUNE
-    )
-    return np.fromiter(flags.as_numpy_iterator(), bool, len(files))
+    return tf.map_fn(is_good, files, fn_output_signature=tf.bool)
 
 
 def _load(directory):
