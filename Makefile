@@ -43,7 +43,8 @@ $(VENV)/.installed: requirements.txt
 	$(BIN)/pip install --quiet --no-deps --editable .
 	touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.installed requirements-dev.txt
+$(VENV)/.installed-dev: $(VENV)/.installed requirements-dev.txt requirements-beam.txt \
+		requirements-parquet.txt requirements-serving.txt
 	$(BIN)/pip install --quiet --requirement requirements-dev.txt
 	touch $@
 

@@ -15,6 +15,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F
 MARKERS = "osD^vPX*"
 # Beyond this many classes their names cannot be read beside a matrix.
 _NAMED_CLASSES = 40
+_PICTURES_IN_A_ROW = 9
 
 
 def _save(figure, path: pathlib.Path) -> None:
@@ -53,6 +54,31 @@ def confusion_matrix(confusion: list[list[int]], classes: list[str], path: pathl
                 text = f"{100 * shares[row, column]:.0f}"
                 axes.text(column, row, text, ha="center", va="center", color=colour, fontsize=8)
     _save(figure, path)
+
+
+def neighbours(query: np.ndarray, found: list[tuple[str, np.ndarray | None]], path) -> None:
+    """A query and the images that are most similar to it, in rows.
+
+    Args:
+        query: uint8 [H, W, 3].
+        found: (what to write above it, image), the most similar first; None is drawn as a gap.
+        path: of the PNG.
+    """
+    pictures = [("query", query), *found]
+    columns = min(len(pictures), _PICTURES_IN_A_ROW)
+    rows = -(-len(pictures) // columns)
+    figure, grid = pyplot.subplots(
+        rows, columns, figsize=(1.6 * columns, 1.9 * rows), layout="constrained", squeeze=False
+    )
+    for axes in grid.flat:
+        axes.axis("off")
+    for axes, (text, image) in zip(grid.flat, pictures, strict=False):
+        axes.set_title(text, fontsize=8)
+        if image is None:
+            axes.text(0.5, 0.5, "not found", ha="center", va="center", fontsize=8)
+        else:
+            axes.imshow(image)
+    _save(figure, pathlib.Path(path))
 
 
 def learning_curve(history: list[dict[str, float]], path: pathlib.Path) -> None:

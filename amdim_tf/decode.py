@@ -1,7 +1,6 @@
 """From the bytes of a JPEG, PNG, BMP, GIF or WebP file to pixels, decoding no more than needed.
 
-What a file is, is read from its first bytes, not from its name. Whatever cannot be decoded raises
-inside the graph; `or_else` turns that into a value.
+Whatever cannot be decoded raises inside the graph; `or_else` turns that into a value.
 """
 
 from __future__ import annotations
@@ -12,9 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 from amdim_tf import geometry_ops
+from amdim_tf.image_headers import JPEG, RIFF, image_size, starts_with
 
-# Larger images are refused before they are decoded: a small file can claim any size.
-PIXEL_LIMIT = 100_000_000
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 
 # The exact inverse transform, which Pillow uses too; TensorFlow's default is a rougher one.
@@ -26,76 +24,6 @@ _ENOUGH = 0.85
 # Bands of rows and columns in which views are resampled: 8 were the fastest for 128 pixels.
 _BANDS = 8
 _COMPILED_SPANS = (64, 128, 256)
-_JPEG, _PNG, _BMP, _RIFF = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"BM", b"RIFF"
-_GIF = b"GIF8"
-
-
-def _starts_with(contents, magic: bytes):
-    return tf.strings.substr(contents, 0, len(magic)) == magic
-
-
-def _place(first: int, count: int, big_endian: bool = False) -> np.ndarray:
-    """What each byte of a header counts in the whole number of `count` bytes at `first`."""
-    weights = np.zeros(_HEADER_BYTES, np.int64)
-    places = 256 ** np.arange(count, dtype=np.int64)
-    weights[first : first + count] = places[::-1] if big_endian else places
-    return weights
-
-
-# Where headers have height and width; in a WebP, of simple lossy, lossless and extended files.
-_HEADER_BYTES = 30
-_HEADER_NUMBERS = np.stack(
-    [
-        *(_place(20, 4, big_endian=True), _place(16, 4, big_endian=True)),  # PNG
-        *(_place(22, 4), _place(18, 4)),  # BMP
-        *(_place(8, 2), _place(6, 2)),  # GIF
-        *(_place(28, 2), _place(26, 2)),
-        _place(21, 4),
-        *(_place(27, 3), _place(24, 3)),
-    ]
-)
-
-
-def _header_size(contents):
-    """Height and width that the header claims, int64 [2]; what has no readable header gives 0, 0.
-
-    All kinds are read at once, without branches: even those not taken cost time in a graph.
-    """
-    head = tf.strings.join([tf.strings.substr(contents, 0, _HEADER_BYTES), b"\0" * _HEADER_BYTES])
-    digits = tf.io.decode_raw(tf.strings.substr(head, 0, _HEADER_BYTES), tf.uint8)
-    numbers = tf.linalg.matvec(_HEADER_NUMBERS, tf.cast(digits, tf.int64))
-    png, bmp, gif, lossy = (numbers[i : i + 2] for i in (0, 2, 4, 6))  # height, width
-    # A negative height, in two's complement, means rows from top to bottom.
-    bmp = tf.minimum(bmp, 2**32 - bmp)
-    # 14 bits of height above 14 bits of width, each less one.
-    lossless = tf.bitwise.right_shift(numbers[8], np.int64([14, 0])) % 2**14 + 1
-    kind = tf.strings.substr(head, 12, 4)
-    webp = tf.where(kind == b"VP8L", lossless, lossy % 2**14)
-    webp = tf.where(kind == b"VP8X", numbers[9:11] + 1, webp)
-    size = tf.zeros([2], tf.int64)
-    for magic, claimed in ((_PNG, png), (_BMP, bmp), (_GIF, gif), (_RIFF, webp)):
-        size = tf.where(_starts_with(head, magic), claimed, size)
-    return size
-
-
-def image_size(contents):
-    """Height and width of an image file, int32 scalars, from its header.
-
-    Raises:
-        tf.errors.InvalidArgumentError: for what is no image, and for more than PIXEL_LIMIT pixels.
-    """
-    height, width = tf.unstack(
-        tf.cond(
-            _starts_with(contents, _JPEG),
-            lambda: tf.io.extract_jpeg_shape(contents, output_type=tf.int64)[:2],
-            lambda: _header_size(contents),
-        )
-    )
-    # Neither side is above 2³², so that their product is a number that int64 has.
-    good = (height > 0) & (width > 0) & (height <= PIXEL_LIMIT) & (height * width <= PIXEL_LIMIT)
-    complaint = f"expected an image of up to {PIXEL_LIMIT} pixels"
-    with tf.control_dependencies([tf.debugging.Assert(good, [complaint, height, width])]):
-        return tf.cast(height, tf.int32), tf.cast(width, tf.int32)
 
 
 def _decode_whole(contents):
@@ -107,11 +35,11 @@ def _decode_whole(contents):
     image = tf.case(
         [
             (
-                _starts_with(contents, _JPEG),
+                starts_with(contents, JPEG),
                 lambda: tf.io.decode_jpeg(contents, channels=3, dct_method=_DCT_METHOD),
             ),
             # TensorFlow refuses to leave out the transparency of a WebP while decoding.
-            (_starts_with(contents, _RIFF), lambda: decode_any(channels=0)[..., :3]),
+            (starts_with(contents, RIFF), lambda: decode_any(channels=0)[..., :3]),
         ],
         default=lambda: decode_any(channels=3),
     )
@@ -126,13 +54,6 @@ def _decode_jpeg_window(contents, window, ratio: int):
         channels=3,
         ratio=ratio,
         dct_method=_DCT_METHOD,
-    )
-
-
-def image_sizes(contents):
-    """Heights and widths of files [n], int32 [n, 2]; see image_size."""
-    return tf.map_fn(
-        lambda file: tf.stack(image_size(file)), contents, fn_output_signature=tf.int32
     )
 
 
@@ -157,7 +78,7 @@ def decode_boxes(contents, sizes, boxes, size: int, within_box: bool):
     Returns:
         uint8 [n, v, size, size, 3].
     """
-    is_jpeg = _starts_with(contents, _JPEG)  # [n]
+    is_jpeg = starts_with(contents, JPEG)  # [n]
     halvings = tf.zeros_like(is_jpeg, tf.int32)
     if within_box:
         smallest = tf.reduce_min(boxes[:, :, 2:], axis=[1, 2])  # [n]
@@ -266,9 +187,16 @@ def _bands(start, length, limit, size: int, bands: int):
 
 
 def decode(contents):
-    """The whole image, uint8 [H, W, 3], if it is within PIXEL_LIMIT."""
+    """The whole image, uint8 [H, W, 3], if it is within image_headers.PIXEL_LIMIT."""
     with tf.control_dependencies(image_size(contents)):
         return _decode_whole(contents)
+
+
+def decode_alike(files):
+    """Images [n, H, W, 3] of files [n] that `image_sizes` found to have one size."""
+    return tf.map_fn(
+        _decode_whole, files, fn_output_signature=tf.TensorSpec([None, None, 3], tf.uint8)
+    )
 
 
 def or_else(make, argument, default):

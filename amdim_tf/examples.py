@@ -15,7 +15,7 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
-from amdim_tf import decode, safe_files
+from amdim_tf import decode, image_headers, safe_files
 from amdim_tf.errors import UserError
 from amdim_tf.progress import Progress
 
@@ -164,7 +164,7 @@ def _decoded_batches(source: EncodedSource, shape: tuple[int, int, int]):
 def _size_of(source: EncodedSource, index: int) -> tuple[int, int] | None:
     """Height and width of an example, from its header; None where it has none."""
     try:
-        height, width = decode.image_size(source.read(tf.constant(index, tf.int64))[0])
+        height, width = image_headers.image_size(source.read(tf.constant(index, tf.int64))[0])
     except tf.errors.OpError:
         return None
     return int(height), int(width)

@@ -10,6 +10,7 @@ import json
 import os
 import pathlib
 import platform
+import re
 import shutil
 import tempfile
 import warnings
@@ -22,6 +23,7 @@ import tensorflow as tf
 
 import amdim_tf
 from amdim_tf import checkpoints, config_file, serving, views
+from amdim_tf.directory_locks import locked
 from amdim_tf.errors import Interrupted, UserError
 from amdim_tf.model import AMDIM
 from amdim_tf.signals import StopSignals
@@ -58,6 +60,7 @@ def export(
         )
     model_dir = pathlib.Path(model_dir)
     target = _checked_target(model_dir, output_dir or model_dir / "export")
+    _clear_leftovers(target)
     replaced_step = _step_of_export(target)
     config, facts = config_file.load(config_file.path_in(model_dir))
     model, step = checkpoints.load_model(model_dir, step_wanted=True)
@@ -139,6 +142,25 @@ def _refusing(target: pathlib.Path) -> Iterator[None]:
         ) from None
 
 
+def _clear_leftovers(target: pathlib.Path) -> None:
+    """Removes what an export to the same place left when it was killed.
+
+    One that was killed while it replaced an earlier export had moved that aside: it comes back. An
+    export that is still running holds a lock on its directory, which stays.
+    """
+    nearest = next(parent for parent in target.parents if parent.exists())
+    name = re.compile(re.escape(target.name) + r"\.partial-\w{8}")
+    for scratch in nearest.iterdir():
+        if not name.fullmatch(scratch.name) or not {"new", "replaced"}.issuperset(
+            path.name for path in scratch.iterdir()
+        ):
+            continue
+        with _refusing(target), contextlib.suppress(BlockingIOError), locked(scratch):
+            if (scratch / "replaced").exists() and not target.exists():
+                (scratch / "replaced").rename(target)
+            shutil.rmtree(scratch)
+
+
 @contextlib.contextmanager
 def _directory_beside(target: pathlib.Path) -> Iterator[pathlib.Path]:
     """A directory on the same disk, to be written and moved; what is left of it is removed."""
@@ -148,7 +170,8 @@ def _directory_beside(target: pathlib.Path) -> Iterator[pathlib.Path]:
     try:
         aside = scratch / "new"
         aside.mkdir()  # with the usual permissions, while `scratch` is for its owner alone
-        yield aside
+        with locked(scratch):
+            yield aside
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 

@@ -84,8 +84,11 @@ def list_split(root: pathlib.Path, split: str):
     return paths, *_labels_of(paths, folder), unreadable
 
 
-def load_folder(config: DataConfig, split: str) -> Source:
-    """A split of a folder of images, or of one that tools/prepare_folder.py has packed."""
+def load_folder(config: DataConfig, split: str, files_as_files: bool = False) -> Source:
+    """A split of a folder of images, or of one that tools/prepare_folder.py has packed.
+
+    With `files_as_files` the images stay encoded.
+    """
     if not config.data_dir:
         raise UserError(
             f"--data_dir: expected the directory of images for --dataset={config.dataset}. "
@@ -93,12 +96,13 @@ def load_folder(config: DataConfig, split: str) -> Source:
         )
     root = pathlib.Path(config.data_dir)
     if records.index_path(root, split).exists():
-        return records.source(records.read_index(root, split), config)
+        return records.source(records.read_index(root, split), config, files_as_files)
     paths, labels, class_names, unreadable = list_split(root, split)
     skipped = SkippedImages(len(paths), config.max_bad_images)
     for name in unreadable:
         skipped.add(name)
-    return _file_source(paths, labels, class_names, skipped)
+    source = _file_source(paths, labels, class_names, skipped)
+    return source if files_as_files else in_memory(source) or source
 
 
 def _labels_of(paths: list[bytes], folder: pathlib.Path | None):
@@ -114,13 +118,12 @@ def _labels_of(paths: list[bytes], folder: pathlib.Path | None):
     return labels, tuple(os.fsdecode(name) for name in names)
 
 
-def _file_source(paths, labels, class_names, skipped) -> Source:
+def _file_source(paths, labels, class_names, skipped) -> EncodedSource:
     all_paths, all_labels = tf.constant(paths), tf.constant(labels)
 
     def read(index):
         return tf.io.read_file(all_paths[index]), all_labels[index]
 
-    source = EncodedSource(
+    return EncodedSource(
         len(paths), read, lambda index: os.fsdecode(paths[index]), class_names, skipped
     )
-    return in_memory(source) or source

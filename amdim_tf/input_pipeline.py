@@ -6,7 +6,7 @@ import functools
 
 import tensorflow as tf
 
-from amdim_tf import decode, policies, views
+from amdim_tf import decode, image_headers, policies, views
 from amdim_tf.config import Config
 from amdim_tf.errors import UserError
 from amdim_tf.examples import UNLABELLED, ArraySource, EncodedSource, Source
@@ -164,7 +164,7 @@ def _load(source: EncodedSource, boxes_of, size: int, within_box: bool, rows):
     """
     indices, *more = rows
     contents, labels = tf.map_fn(source.read, indices, fn_output_signature=(tf.string, tf.int32))
-    sizes = decode.image_sizes(contents)
+    sizes = image_headers.image_sizes(contents)
     return decode.decode_boxes(contents, sizes, boxes_of(sizes, *more), size, within_box), labels
 
 

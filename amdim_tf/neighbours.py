@@ -103,11 +103,11 @@ def _nearest(train: Features, queries, k: int, label: str):
     with Progress(len(training_blocks) * len(queries), label, "image") as progress:
         for start in training_blocks:
             rows = voters[start : start + _TRAINING_BLOCK]
-            block = tf.constant(_unit_rows(train.values[rows]))
+            block = tf.constant(unit_rows(train.values[rows]))
             labels = tf.constant(train.labels[rows], tf.int32)
             for first in query_blocks:
                 part = slice(first, first + _QUERY_BLOCK)
-                unit = _unit_rows(queries[part])
+                unit = unit_rows(queries[part])
                 best[part], best_labels[part] = _merge(
                     unit, block, labels, best[part], best_labels[part]
                 )
@@ -131,7 +131,7 @@ def _merge(queries, block, labels, best, best_labels):
     return best, tf.gather(found_labels, places, batch_dims=1)
 
 
-def _unit_rows(values) -> np.ndarray:
+def unit_rows(values) -> np.ndarray:
     """Rows of length 1; a row of zeros stays, and is equally far from every other.
 
     The largest number of a row becomes 1 first, so that no square is too large or too small.

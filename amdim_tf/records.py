@@ -105,8 +105,8 @@ def parse_example(example):
     return features["image"], tf.cast(features["label"], tf.int32)
 
 
-def source(index: Index, config: DataConfig) -> Source:
-    """The examples of an index."""
+def source(index: Index, config: DataConfig, files_as_files: bool = False) -> Source:
+    """The examples of an index; with `files_as_files` the images stay encoded."""
     skipped = SkippedImages(len(index), config.max_bad_images)
 
     def read(number):
@@ -114,7 +114,7 @@ def source(index: Index, config: DataConfig) -> Source:
         return parse_example(tf.ensure_shape(example, []))
 
     encoded = EncodedSource(len(index), read, index.name_of, index.class_names, skipped)
-    return in_memory(encoded) or encoded
+    return encoded if files_as_files else in_memory(encoded) or encoded
 
 
 def index_path(root: pathlib.Path, split: str) -> pathlib.Path:

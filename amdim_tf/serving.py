@@ -8,7 +8,7 @@ from __future__ import annotations
 import keras
 import tensorflow as tf
 
-from amdim_tf import decode, views
+from amdim_tf import decode, image_headers, views
 from amdim_tf.config import Config
 from amdim_tf.model import AMDIM
 
@@ -124,7 +124,7 @@ def _undecodable(positions, count):
             " of ",
             tf.strings.as_string(count),
             "; positions count from 0). Expected JPEG, PNG, BMP, GIF or WebP files of at most "
-            f"{decode.PIXEL_LIMIT} pixels.",
+            f"{image_headers.PIXEL_LIMIT} pixels.",
         ]
     )
 

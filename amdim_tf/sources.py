@@ -12,16 +12,23 @@ from amdim_tf.examples import ArraySource, SkippedImages, Source
 SPLITS = ("train", "labelled", "test")
 
 
-def load(config: DataConfig, split: str) -> Source:
+def load(config: DataConfig, split: str, files_as_files: bool = False) -> Source:
     """The examples of one split of the configured data set.
 
     "train" and "labelled" are the same, except for stl10, whose unlabelled images are in "train".
+
+    Args:
+        config: which data set.
+        split: among SPLITS.
+        files_as_files: leave image files encoded, each with its name, even where they are small
+            enough to be decoded into memory.
     """
     if config.dataset == "scenes":
         return _load_scenes(config, "train" if split == "labelled" else split)
     if config.dataset in tfds_sets.NAMES:
-        return tfds_sets.load(config, split)
-    return folders.load_folder(config, "train" if split == "labelled" else split)
+        return tfds_sets.load(config, split, files_as_files)
+    split = "train" if split == "labelled" else split
+    return folders.load_folder(config, split, files_as_files)
 
 
 def _load_scenes(config: DataConfig, split: str) -> ArraySource:

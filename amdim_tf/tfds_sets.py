@@ -21,8 +21,11 @@ NAMES = tuple(_SPLITS)
 _BATCH = 1000
 
 
-def load(config: DataConfig, split: str) -> Source:
-    """A split of a prepared data set: ImageNet from its records, the others in memory."""
+def load(config: DataConfig, split: str, files_as_files: bool = False) -> Source:
+    """A split of a prepared data set: ImageNet from its records, the others in memory.
+
+    With `files_as_files` ImageNet's images stay encoded, however small they are.
+    """
     # Imported on first use: it takes seconds, and other data sets do not need it.
     import tensorflow_datasets as tfds
 
@@ -34,7 +37,7 @@ def load(config: DataConfig, split: str) -> Source:
     if not builder.is_prepared():
         raise _not_prepared(config)
     files = [str(path) for path in builder.info.splits[own_split].filepaths]
-    return records.source(records.scan(files, class_names), config)
+    return records.source(records.scan(files, class_names), config, files_as_files)
 
 
 def _in_memory(builder, split: str, class_names: tuple[str, ...], config: DataConfig):

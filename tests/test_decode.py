@@ -8,7 +8,7 @@ import tensorflow as tf
 from pictures import encoded, picture
 from PIL import Image
 
-from amdim_tf import decode
+from amdim_tf import decode, image_headers
 
 FORMATS = {
     "jpeg": ("JPEG", {"quality": 95}),
@@ -26,7 +26,7 @@ def test_formats(name):
     kind, options = FORMATS[name]
     image = picture(37, 53)
     contents = encoded(image, kind, **options)
-    assert [int(side) for side in decode.image_size(contents)] == [37, 53]
+    assert [int(side) for side in image_headers.image_size(contents)] == [37, 53]
     difference = np.abs(decode.decode(contents).numpy().astype(int) - np.asarray(image))
     assert difference.mean() < 4
 
@@ -42,14 +42,14 @@ def test_colour_models(mode):
 def test_top_down_bmp():
     contents = bytearray(encoded(picture(10, 12), "BMP"))
     contents[22:26] = struct.pack("<i", -10)
-    assert [int(side) for side in decode.image_size(bytes(contents))] == [10, 12]
+    assert [int(side) for side in image_headers.image_size(bytes(contents))] == [10, 12]
 
 
 def _cut(contents, *boxes, within_box=True):
     """Boxes of one file, [v, 32, 32, 3]."""
     files = tf.reshape(contents, [1])
     boxes = tf.constant([boxes], tf.float32)
-    return decode.decode_boxes(files, decode.image_sizes(files), boxes, 32, within_box)[0]
+    return decode.decode_boxes(files, image_headers.image_sizes(files), boxes, 32, within_box)[0]
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])
@@ -104,7 +104,7 @@ def test_files_of_all_kinds_together():
 
     @tf.function
     def cut(files, boxes):
-        return decode.decode_boxes(files, decode.image_sizes(files), boxes, 32, True)
+        return decode.decode_boxes(files, image_headers.image_sizes(files), boxes, 32, True)
 
     for number, together in enumerate(cut(files, boxes)):
         alone = cut(files[number : number + 1], boxes[number : number + 1])[0]
@@ -161,10 +161,46 @@ def _png_claiming(width, height):
 )
 def test_bombs_are_refused_before_they_are_decoded(contents):
     with pytest.raises(tf.errors.InvalidArgumentError):
-        decode.image_size(contents)
+        image_headers.image_size(contents)
 
 
 def test_jpeg_bomb():
     contents = encoded(Image.new("L", (20000, 6000)))
     with pytest.raises(tf.errors.InvalidArgumentError, match="expected an image of up to"):
         decode.decode(contents)
+
+
+def _gif_claiming(frame, screen, count=1):
+    """A GIF whose header claims one size and whose frames are said to have another."""
+    contents = bytearray(encoded(picture(20, 30).quantize(8), "GIF"))
+    contents[6:10] = struct.pack("<HH", *screen)
+    start = contents.index(b"\x2c" + struct.pack("<HHHH", 0, 0, 30, 20))
+    contents[start + 5 : start + 9] = struct.pack("<HH", *frame)
+    block = contents[start:-1]
+    return bytes(contents[:start] + block * count + b"\x3b")
+
+
+@pytest.mark.parametrize("screen", [(30, 20), (1, 1), (200, 100)])
+def test_a_gif_is_as_large_as_its_frames(screen):
+    contents = _gif_claiming((30, 20), screen)
+    assert [int(side) for side in image_headers.image_size(contents)] == [20, 30]
+    assert decode.decode(contents).shape == (20, 30, 3)
+
+
+def test_the_largest_frame_of_an_animation_counts():
+    options = {"save_all": True, "append_images": [picture(40, 50, seed=1)], "loop": 0}
+    contents = encoded(picture(40, 50), "GIF", comment=b"walked over" * 50, **options)
+    assert [int(side) for side in image_headers.image_size(contents)] == [40, 50]
+
+
+@pytest.mark.parametrize("frame, count", [((30000, 30000), 1), ((9000, 9000), 4)])
+def test_gif_bombs_behind_a_small_header(frame, count):
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        image_headers.image_size(_gif_claiming(frame, (30, 20), count))
+
+
+@pytest.mark.parametrize("length", [4, 10, 13, 20, 40, 60, 200])
+def test_a_gif_that_ends_early(length):
+    contents = _gif_claiming((30, 20), (30, 20))[:length]
+    _, made = decode.or_else(decode.decode, tf.constant(contents), tf.zeros([1, 1, 3], tf.uint8))
+    assert not made

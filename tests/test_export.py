@@ -22,7 +22,7 @@ from test_model import make_batch, make_config, make_model
 from test_train import ROOT, refused, run
 
 import amdim_tf
-from amdim_tf import config_file, exporting, views
+from amdim_tf import config_file, directory_locks, exporting, views
 from amdim_tf.checkpoints import Checkpoints
 from amdim_tf.errors import UserError
 
@@ -450,6 +450,24 @@ def test_a_signal_leaves_nothing(model_dir, tmp_path):
     assert process.returncode == 75, errors
     assert "Stopped by SIGTERM. Nothing was written." in errors and "Traceback" not in errors
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_export_left_is_removed(model_dir, directory, tmp_path):
+    """One that was killed between its two renames, and one that is still running."""
+    target = tmp_path / "export"
+    killed, running, other = (
+        tmp_path / f"export.partial-{name}" for name in ("a" * 8, "b" * 8, "me")
+    )
+    shutil.copytree(directory, killed / "replaced")
+    (killed / "new").mkdir()
+    for path in (running / "new", other):
+        path.mkdir(parents=True)
+    with directory_locks.locked(running):
+        exporting._clear_leftovers(target)
+        assert sorted(tmp_path.iterdir()) == [target, running, other]
+        assert _all_bytes(target) == _all_bytes(directory)
+    exporting.export(model_dir, target)
+    assert sorted(tmp_path.iterdir()) == [target, other]
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ from amdim_tf import (
     training_loop,
 )
 from amdim_tf import config as config_lib
+from amdim_tf.errors import UserError
 from amdim_tf.reference_shapes import LOCATION_MASKS
 
 TOOLS = pathlib.Path(__file__).resolve().parents[1] / "tools"
@@ -275,6 +276,25 @@ def test_nothing_half_written_stays(tmp_path):
     with pytest.raises(OSError, match=r"a\.npz"):
         export_tool.export_checkpoint(str(model_dir), str(tmp_path / "a.npz"))
     assert {path.name for path in tmp_path.iterdir()} == {"run", "a.npz"}
+
+
+def test_what_a_killed_import_left_is_removed(tmp_path):
+    source, model_dir = DATA / "reference_32.npz", tmp_path / "run"
+    leftover = tmp_path / "run.partial"
+    (leftover / "checkpoints").mkdir(parents=True)
+    (leftover / "config.json").write_text("{")
+    import_tool.import_checkpoint(str(source), str(model_dir), {"dataset": "folder"})
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_something_else_with_the_name_of_a_leftover_stays(tmp_path):
+    (tmp_path / "run.partial").mkdir()
+    (tmp_path / "run.partial" / "notes.txt").write_text("mine")
+    with pytest.raises(UserError, match=r"run\.partial first.*something else"):
+        import_tool.import_checkpoint(
+            str(DATA / "reference_32.npz"), str(tmp_path / "run"), {"dataset": "folder"}
+        )
+    assert [path.name for path in tmp_path.rglob("*")] == ["run.partial", "notes.txt"]
 
 
 def test_a_damaged_file_of_kept_tensors(tmp_path):

@@ -164,6 +164,19 @@ def _golden_array(golden, path: str, name: str) -> np.ndarray:
     return golden[name].read()
 
 
+def _clear_leftover(aside: pathlib.Path) -> None:
+    """Removes what an import to the same place left when it was killed, and nothing else."""
+    if not aside.exists():
+        return
+    own = {"config.json", "config.json.partial", "reference_tensors.npz", "checkpoints"}
+    if not aside.is_dir() or not own.issuperset(path.name for path in aside.iterdir()):
+        raise UserError(
+            f"--model_dir: expected to write to {aside} first. Received: something else that is "
+            "there already. Move it, or choose another --model_dir."
+        )
+    shutil.rmtree(aside)
+
+
 def write_run(model, config: Config, kept: dict[str, np.ndarray], step: int, model_dir) -> None:
     """Writes the run aside, then puts it in place."""
     from amdim_tf import reference_weights
@@ -171,6 +184,7 @@ def write_run(model, config: Config, kept: dict[str, np.ndarray], step: int, mod
 
     target = pathlib.Path(os.path.realpath(model_dir))
     aside = target.with_name(target.name + ".partial")
+    _clear_leftover(aside)
     aside.mkdir(parents=True)
     try:
         names = [f"class {number}" for number in range(model.classes)]

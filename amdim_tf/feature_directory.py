@@ -1,0 +1,296 @@
+"""The directory that an extraction fills: shards, a list of skipped images, and a manifest.
+
+While it is being filled, unfinished.json holds what was asked for, so that the same command goes on
+where it stopped and another is refused. Shards have their own names only when they are whole. The
+manifest comes last: where it is, everything is there. No file holds a date, so that a run that was
+stopped and resumed leaves the same bytes as one that was not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from amdim_tf import feature_shards
+from amdim_tf.directory_locks import locked
+from amdim_tf.errors import UserError
+from amdim_tf.examples import SkippedImages
+
+MANIFEST, UNFINISHED, SKIPPED = "manifest.json", "unfinished.json", "skipped_images.txt"
+FORMAT = "amdim_tf features"
+_OWN_NAME = re.compile(
+    rf"({re.escape(MANIFEST)}|{re.escape(UNFINISHED)}|{re.escape(SKIPPED)}"
+    rf"|features-\d+-of-\d+\.({'|'.join(feature_shards.KINDS)}))"
+    rf"({re.escape(feature_shards.PARTIAL)})?"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Contents:
+    """What a directory of features is to hold.
+
+    Attributes:
+        saved_model: {"path", "sha256", "step"}.
+        dataset, data_dir, split: which images.
+        images: how many there are.
+        names_sha256: digest of their names.
+        classes: names of the labels 0, 1, ….
+        format: of the shards.
+        shapes: of each output, of one image.
+        batch_size: images in a call of the model, which the last digits depend on.
+        shard_size: images in a shard, those included that are skipped.
+    """
+
+    saved_model: dict[str, Any]
+    dataset: str
+    data_dir: str
+    split: str
+    images: int
+    names_sha256: str
+    classes: tuple[str, ...]
+    format: str
+    shapes: dict[str, tuple[int, ...]]
+    batch_size: int
+    shard_size: int
+
+    def document(self) -> dict[str, Any]:
+        """The same for a JSON file."""
+        values = {"format": FORMAT, "format_version": 1}
+        for field in dataclasses.fields(self):
+            values["file_format" if field.name == "format" else field.name] = getattr(
+                self, field.name
+            )
+        return json.loads(json.dumps(values))
+
+
+class FeatureDirectory:
+    """A directory with shards of `contents`, whole or in part.
+
+    Args:
+        path: of the directory.
+        contents: what it holds when it is finished.
+    """
+
+    def __init__(self, path: pathlib.Path, contents: Contents):
+        self.path, self.contents = path, contents
+        self.shard_count = -(-contents.images // contents.shard_size)
+
+    def shard_path(self, shard: int) -> pathlib.Path:
+        """Where a shard is."""
+        name = f"features-{shard:05d}-of-{self.shard_count:05d}.{self.contents.format}"
+        return self.path / name
+
+    def indices_of(self, shard: int) -> range:
+        """The images of a shard."""
+        size = self.contents.shard_size
+        return range(shard * size, min((shard + 1) * size, self.contents.images))
+
+    def missing_shards(self) -> list[int]:
+        """Those that are still to be written."""
+        return [shard for shard in range(self.shard_count) if not self.shard_path(shard).exists()]
+
+    @property
+    def finished(self) -> bool:
+        """Whether everything is there."""
+        return (self.path / MANIFEST).exists()
+
+    def finish(self, skipped: SkippedImages, name_of: Callable[[int], str]) -> dict[str, Any]:
+        """Lists the skipped images, then writes the manifest and returns it.
+
+        What is not in the shards has been skipped: so nothing else needs to be remembered by a
+        run that may be killed.
+
+        Args:
+            skipped: where the names are added.
+            name_of: of an image.
+        """
+        shards = []
+        for shard in range(self.shard_count):
+            path, wanted = self.shard_path(shard), self.indices_of(shard)
+            rows = feature_shards.count(path, self.contents.format)
+            if rows < len(wanted):
+                there = feature_shards.indices(path, self.contents.format)
+                for index in np.setdiff1d(wanted, there):
+                    skipped.add(name_of(int(index)))
+            shards.append({"name": path.name, "first_index": wanted.start, "rows": rows})
+        skipped.write(self.path / SKIPPED)
+        rows = sum(shard["rows"] for shard in shards)
+        if not rows:
+            raise UserError(
+                f"--data_dir: expected images that can be decoded. Received: {len(skipped.names)} "
+                f"that cannot, listed in {self.path / SKIPPED}."
+            )
+        manifest = {
+            **self.contents.document(),
+            "rows": rows,
+            "skipped": self.contents.images - rows,
+            "columns": self._columns(),
+            "shards": shards,
+        }
+        _write_json(self.path / MANIFEST, manifest)
+        (self.path / UNFINISHED).unlink(missing_ok=True)
+        return manifest
+
+    def _columns(self) -> dict[str, dict]:
+        outputs = {
+            name: {"dtype": "float32", "shape": list(shape)}
+            for name, shape in self.contents.shapes.items()
+        }
+        return {
+            "index": {"dtype": "int64", "shape": []},
+            "path": {"dtype": "string", "shape": []},
+            "label": {"dtype": "int32", "shape": []},
+            **outputs,
+        }
+
+
+def read_manifest(path: pathlib.Path) -> dict[str, Any]:
+    """The manifest of a finished directory."""
+    document = _read_json(path / MANIFEST)
+    if document is None:
+        raise UserError(f"{path}: expected finished features, with {MANIFEST}. Received: none.")
+    return document
+
+
+@contextlib.contextmanager
+def opened(path: pathlib.Path, contents: Contents) -> Iterator[FeatureDirectory]:
+    """The directory, ready to be filled, and nobody else's until the end.
+
+    It is made if need be; files that a killed run left half-written are removed.
+    """
+    with refusing("--output", path):
+        path.mkdir(parents=True, exist_ok=True)
+    with _locked(path):
+        _check_same(path, contents)
+        with refusing("--output", path):
+            for leftover in path.glob(f"*{feature_shards.PARTIAL}"):
+                leftover.unlink()
+            if not (path / MANIFEST).exists():
+                _write_json(path / UNFINISHED, contents.document())
+            else:
+                (path / UNFINISHED).unlink(missing_ok=True)
+            yield FeatureDirectory(path, contents)
+
+
+@contextlib.contextmanager
+def refusing(flag: str, path: pathlib.Path) -> Iterator[None]:
+    """Turns a failure to write into one line that names the flag."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"{flag}: expected a directory with room and permission to write. Received: {path} "
+            f"({error.strerror or error})."
+        ) from None
+
+
+def checked_place(flag: str, path, outside: dict[str, str]) -> pathlib.Path:
+    """The real path of a directory to write, if it is in nobody's way.
+
+    Args:
+        flag: that gives it.
+        path: its value.
+        outside: flag -> directory that it must not be, or be inside of.
+    """
+    if "://" in str(path):
+        raise UserError(f"{flag}: expected a directory on this machine. Received: {path}.")
+    real = pathlib.Path(os.path.realpath(path))
+    for other_flag, other in outside.items():
+        if other and real.is_relative_to(os.path.realpath(other)):
+            raise UserError(
+                f"{flag}: expected a directory outside {other_flag}={other}. Received: {path}."
+            )
+    if real.exists() and not real.is_dir():
+        raise UserError(f"{flag}: expected a directory. Received: {path}, which is a file.")
+    return real
+
+
+def check_contents(path: pathlib.Path) -> None:
+    """Refuses a directory that holds something other than features."""
+    with refusing("--output", path):
+        names = sorted(os.listdir(path)) if path.exists() else []
+    foreign = [name for name in names if not _OWN_NAME.fullmatch(name)]
+    if not foreign and not {MANIFEST, UNFINISHED} & set(names):
+        foreign = [name for name in names if not name.endswith(feature_shards.PARTIAL)]
+    if foreign:
+        raise UserError(
+            "--output: expected a new or empty directory, or one that this command was filling. "
+            f"Received: {path}, which holds {', '.join(foreign[:3])}."
+        )
+
+
+def _check_same(path: pathlib.Path, contents: Contents) -> None:
+    """Refuses a directory that is for something else than `contents`."""
+    check_contents(path)
+    there = _read_json(path / MANIFEST) or _read_json(path / UNFINISHED)
+    if there is None:
+        return
+    wanted = contents.document()
+    if there["saved_model"].get("sha256") == wanted["saved_model"]["sha256"]:
+        there["saved_model"] = wanted["saved_model"]  # it may have been moved
+    flags = {"names_sha256": "names of the images", "file_format": "--format"}
+    flags |= {"shapes": "--outputs", "images": "number of images", "classes": "classes"}
+    different = [
+        f"{flags.get(name, '--' + name)} {_shown(name, value)} (there: "
+        f"{_shown(name, there.get(name))})"
+        for name, value in wanted.items()
+        if there.get(name) != value
+    ]
+    if different:
+        raise UserError(
+            f"--output: {path} holds features of something else: {'; '.join(different)}. Use "
+            "another --output, or the settings that it was begun with."
+        )
+
+
+def _shown(name: str, value) -> str:
+    """A setting, for an error."""
+    if name == "saved_model" and isinstance(value, dict):
+        return f"{value.get('path')}, step {value.get('step')}, {str(value.get('sha256'))[:12]}"
+    if name == "shapes" and isinstance(value, dict):
+        return ",".join(value)
+    return str(value)[:60]
+
+
+def _read_json(path: pathlib.Path) -> dict[str, Any] | None:
+    """A manifest, or what was asked for; None where there is no such file."""
+    try:
+        document = json.loads(path.read_text())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path}: expected readable JSON. Received: {error}.") from None
+    if (
+        not isinstance(document, dict)
+        or document.get("format") != FORMAT
+        or document.get("format_version") != 1
+        or not isinstance(document.get("saved_model"), dict)
+    ):
+        raise UserError(f"{path}: expected what python -m amdim_tf.extract writes, version 1.")
+    return document
+
+
+def _write_json(path: pathlib.Path, document: dict[str, Any]) -> None:
+    with feature_shards.written_aside(path) as aside:
+        aside.write_text(json.dumps(document, indent=2) + "\n")
+
+
+@contextlib.contextmanager
+def _locked(path: pathlib.Path) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(locked(path))
+        except BlockingIOError:
+            raise UserError(
+                f"--output: expected a directory that nobody is writing. Received: {path}, which "
+                "another extraction is filling."
+            ) from None
+        yield

@@ -1,0 +1,284 @@
+"""An index of features for similarity search: unit vectors, and the paths that they belong to.
+
+INDEX/vectors.npy  float32 [N, D]: f1 of each image, divided by its length; read as a memory map.
+INDEX/images.jsonl  a line per row of vectors: {"path", "label", "index"}.
+INDEX/index.json  where the features come from.
+Search is exact: the cosine similarity with every row, block by block.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import json
+import os
+import pathlib
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from amdim_tf import decode, extraction, feature_directory, feature_model, feature_shards
+from amdim_tf.errors import UserError
+from amdim_tf.examples import ArraySource, Source
+from amdim_tf.extraction import Request
+from amdim_tf.neighbours import unit_rows
+
+FORMAT = "amdim_tf index"
+_VECTORS, _IMAGES, _FACTS = "vectors.npy", "images.jsonl", "index.json"
+_BLOCK = 32768
+
+
+def check_request(index, request: Request) -> None:
+    """Refuses, before anything is extracted, an index that could not be made."""
+    if "f1" not in request.outputs:
+        raise UserError(
+            f"--index: expected f1 among --outputs, to be searched. Received: "
+            f"{', '.join(request.outputs)}."
+        )
+    _checked_target(
+        index,
+        {
+            "--output": request.output,
+            "--data_dir": request.data_dir,
+            "--saved_model": request.saved_model,
+        },
+    )
+
+
+def _checked_target(index, outside: dict[str, str]) -> pathlib.Path:
+    target = feature_directory.checked_place("--index", index, outside)
+    with feature_directory.refusing("--index", target):
+        names = {path.name for path in target.iterdir()} if target.exists() else set()
+    foreign = names - {_VECTORS, _IMAGES, _FACTS} if _FACTS in names else names
+    if foreign:
+        raise UserError(
+            "--index: expected a new or empty directory, or an earlier index. Received: "
+            f"{target}, which holds {', '.join(sorted(foreign)[:3])}."
+        )
+    return target
+
+
+def build(features, index) -> pathlib.Path:
+    """Makes an index of the f1 in a finished directory of features; an earlier one is replaced.
+
+    Args:
+        features: the directory.
+        index: directory of the index.
+
+    Returns:
+        The index's directory.
+    """
+    features = pathlib.Path(features)
+    manifest = feature_directory.read_manifest(features)
+    if "f1" not in manifest["shapes"]:
+        raise UserError(f"--index: expected f1 in {features}. Received: no such column.")
+    target = _checked_target(index, {"--output": str(features)})
+    aside = target.with_name(target.name + ".partial")
+    with feature_directory.refusing("--index", target):
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir(parents=True)
+        try:
+            _write_rows(aside, features, manifest)
+            facts = {
+                name: manifest[name]
+                for name in ("saved_model", "dataset", "data_dir", "split", "classes")
+            }
+            facts = {"format": FORMAT, "format_version": 1, "rows": manifest["rows"], **facts}
+            (aside / _FACTS).write_text(json.dumps(facts, indent=2) + "\n")
+            shutil.rmtree(target, ignore_errors=True)
+            aside.rename(target)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+    print(f"Wrote {target}: an index of {manifest['rows']} images.")
+    return target
+
+
+def _write_rows(directory: pathlib.Path, features: pathlib.Path, manifest: dict) -> None:
+    """Writes vectors.npy and images.jsonl, shard after shard."""
+    shapes = {"f1": tuple(manifest["shapes"]["f1"])}
+    shape = (manifest["rows"], *shapes["f1"])
+    vectors = np.lib.format.open_memmap(directory / _VECTORS, "w+", np.float32, shape)
+    done = 0
+    with (directory / _IMAGES).open("w") as file:
+        for shard in manifest["shards"]:
+            rows = feature_shards.read(features / shard["name"], manifest["file_format"], shapes)
+            values = rows.outputs["f1"]
+            if not np.isfinite(values).all():
+                raise UserError(
+                    f"{features / shard['name']}: expected finite numbers as f1. Received: NaN or "
+                    "infinity. Has training diverged?"
+                )
+            vectors[done : done + len(rows)] = unit_rows(values)
+            done += len(rows)
+            for path, label, index in zip(
+                rows.path, rows.label.tolist(), rows.index.tolist(), strict=True
+            ):
+                file.write(json.dumps({"path": path, "label": label, "index": index}) + "\n")
+    vectors.flush()
+
+
+@dataclasses.dataclass(frozen=True)
+class Neighbour:
+    """An image of an index that is similar to a query."""
+
+    score: float
+    path: str
+    label: int
+    index: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Index:
+    """An index on disk.
+
+    Attributes:
+        directory: where it is.
+        vectors: float32 [N, D], a memory map.
+        facts: what index.json says.
+    """
+
+    directory: pathlib.Path
+    vectors: np.ndarray
+    facts: dict[str, Any]
+
+    def search(self, query: np.ndarray, k: int) -> list[Neighbour]:
+        """The k most similar images to features [D], the most similar first.
+
+        Of equally similar images the one with the lower row comes first. Fewer than k where the
+        index has fewer.
+        """
+        if query.shape != self.vectors.shape[1:]:
+            raise UserError(
+                f"--index: expected features of {self.vectors.shape[1]} numbers. Received: a "
+                f"SavedModel that gives {query.shape[0]}."
+            )
+        unit = unit_rows(query[np.newaxis])[0]
+        scores = np.empty(0, np.float32)
+        rows = np.empty(0, np.int64)
+        for start in range(0, len(self.vectors), _BLOCK):
+            block = self.vectors[start : start + _BLOCK] @ unit  # [b]
+            scores = np.concatenate([scores, block])
+            rows = np.concatenate([rows, np.arange(start, start + len(block))])
+            best = np.argsort(-scores, kind="stable")[:k]
+            scores, rows = scores[best], rows[best]
+        lines = self._lines(rows)
+        return [
+            Neighbour(float(score), **lines[row])
+            for score, row in zip(scores, rows.tolist(), strict=True)
+        ]
+
+    def _lines(self, rows: np.ndarray) -> dict[int, dict]:
+        """What images.jsonl says about some rows."""
+        wanted = sorted(rows.tolist())
+        found, done = {}, 0
+        with (self.directory / _IMAGES).open() as file:
+            for row in wanted:
+                line = next(itertools.islice(file, row - done, None), "")
+                found[row], done = _parsed_line(line, self.directory / _IMAGES), row + 1
+        return found
+
+
+def _parsed_line(line: str, path: pathlib.Path) -> dict:
+    try:
+        document = json.loads(line)
+        return {
+            "path": str(document["path"]),
+            "label": int(document["label"]),
+            "index": int(document["index"]),
+        }
+    except (ValueError, KeyError, TypeError):
+        raise UserError(f"{path}: expected a line per image. Received: {line[:80]!r}.") from None
+
+
+def load(directory) -> Index:
+    """An index that `build` has written."""
+    path = pathlib.Path(directory)
+    with _refusing_damage(path):
+        facts = json.loads((path / _FACTS).read_text())
+        if facts["format"] != FORMAT or facts["format_version"] != 1:
+            raise ValueError(f"format {facts['format']!r}, version {facts['format_version']!r}")
+        vectors = np.load(path / _VECTORS, mmap_mode="r", allow_pickle=False)
+        if vectors.ndim != 2 or vectors.dtype != np.float32 or len(vectors) != facts["rows"]:
+            raise ValueError(f"{_VECTORS} of {vectors.dtype} {list(vectors.shape)}")
+    return Index(path, vectors, facts)
+
+
+@contextlib.contextmanager
+def _refusing_damage(path: pathlib.Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"--index: expected what python -m amdim_tf.extract --index writes. Received: {path} "
+            f"({' '.join(str(error).split())})."
+        ) from None
+
+
+def features_of_query(index: Index, query: str, saved_model: str = "") -> np.ndarray:
+    """The f1 [D] of an image file, by the model that the index was made with.
+
+    Args:
+        index: to be searched.
+        query: path of the image.
+        saved_model: where the model is, if it has been moved.
+    """
+    made_with = index.facts["saved_model"]
+    directory = saved_model or made_with["path"]
+    try:
+        contents = pathlib.Path(query).read_bytes()
+    except OSError as error:
+        raise UserError(
+            f"--query: expected an image file. Received: {query} ({error.strerror})."
+        ) from None
+    model = feature_model.FeatureModel(directory, ["f1"])
+    if feature_model.identity(directory)["sha256"] != made_with["sha256"]:
+        raise UserError(
+            f"--saved_model: expected the model that {index.directory} was made with (step "
+            f"{made_with['step']}). Received: {directory}, another one. Make the index again."
+        )
+    features, good = model.of_files([contents])
+    if not good.all():
+        raise UserError(
+            f"--query: expected a JPEG, PNG, BMP, GIF or WebP file. Received: {query}, which "
+            "cannot be decoded."
+        )
+    return features["f1"][0]
+
+
+def images_of(index: Index, neighbours: list[Neighbour]) -> list[np.ndarray | None]:
+    """The pictures of neighbours, uint8 [H, W, 3]; None for one that is no longer there.
+
+    Images that are no files of their own come from their data set.
+    """
+    source = None
+    if not all(os.path.isfile(neighbour.path) for neighbour in neighbours):
+        facts = index.facts
+        place = (facts["dataset"], facts["data_dir"], facts["split"])
+        with contextlib.suppress(UserError):  # data that has been moved
+            source = extraction.load_source(
+                Request(facts["saved_model"]["path"], *place, output="")
+            )
+    return [_image_of(source, neighbour) for neighbour in neighbours]
+
+
+def _image_of(source: Source | None, neighbour: Neighbour) -> np.ndarray | None:
+    if isinstance(source, ArraySource):
+        return source.images[neighbour.index]
+    try:
+        if os.path.isfile(neighbour.path):
+            return image_file(neighbour.path)
+        if source is not None:
+            contents, _ = source.read(tf.constant(neighbour.index, tf.int64))
+            return decode.decode(contents).numpy()
+    except (OSError, tf.errors.OpError):
+        pass
+    return None
+
+
+def image_file(path: str) -> np.ndarray:
+    """The pixels of an image file, uint8 [H, W, 3]."""
+    return decode.decode(tf.constant(pathlib.Path(path).read_bytes())).numpy()
