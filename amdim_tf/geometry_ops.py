@@ -13,6 +13,9 @@ import tensorflow as tf
 from amdim_tf.image_ops import clip_levels, per_image, round_levels
 
 _ONE = 65536  # Pillow's fixed-point coordinates: 16 bits after the point
+# Halves between grey levels are common, and sums in another order fall just short of them or not:
+# with this much added they go up, whatever the batch and the machine.
+_BEYOND_HALVES = 1e-3
 
 
 def _pixel_numbers(images, rows, columns):
@@ -109,6 +112,11 @@ def bicubic_bands(start, length, size, within, count: int, bands: int, span) -> 
     return Bands(tf.cast(tf.minimum(pixels, last), tf.int32), weights)
 
 
+def _to_levels(sums):
+    """Weighted sums of grey levels as grey levels."""
+    return round_levels(clip_levels(sums) + _BEYOND_HALVES)
+
+
 def resample(image, down: Bands, across: Bands):
     """Resample stretches of one image in bands, each from the pixels that have weight in it.
 
@@ -138,7 +146,7 @@ def resample(image, down: Bands, across: Bands):
     low = tf.gather(low, across.pixels, axis=2, batch_dims=1)  # [B, bands, bands, span, 3·each]
     result = tf.matmul(across.weights[:, tf.newaxis], low)  # [B, bands, bands, each, 3·each]
     result = tf.transpose(tf.reshape(result, [-1, bands, size, 3, each]), [0, 1, 4, 2, 3])
-    return round_levels(clip_levels(tf.reshape(result, [-1, size, size, 3])))
+    return _to_levels(tf.reshape(result, [-1, size, size, 3]))
 
 
 def crop_and_resize(images, boxes, size, within_box=False):
@@ -167,10 +175,10 @@ def crop_and_resize(images, boxes, size, within_box=False):
 
     across, down = weights(left, box_width, width), weights(top, box_height, height)  # [B, size, …]
     columns = tf.reshape(tf.transpose(images, [0, 2, 1, 3]), [-1, width, height * 3])
-    narrow = round_levels(clip_levels(tf.matmul(across, columns)))  # [B, size, H·3]
+    narrow = _to_levels(tf.matmul(across, columns))  # [B, size, H·3]
     narrow = tf.transpose(tf.reshape(narrow, [-1, size, height, 3]), [0, 2, 1, 3])
     result = tf.matmul(down, tf.reshape(narrow, [-1, height, size * 3]))  # [B, size, size·3]
-    return tf.reshape(round_levels(clip_levels(result)), [-1, size, size, 3])
+    return tf.reshape(_to_levels(result), [-1, size, size, 3])
 
 
 def _pixels_or_fill(images, rows, columns, fill):

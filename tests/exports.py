@@ -6,16 +6,15 @@ import numpy as np
 from pictures import encoded, picture
 from test_model import make_config, make_model
 
-from amdim_tf import config as config_lib
-from amdim_tf import exporting
+from amdim_tf import config_file, exporting
 from amdim_tf.checkpoints import Checkpoints
 
 
 def write_export(directory: pathlib.Path, **settings) -> pathlib.Path:
     """The SavedModel of a tiny model whose evaluation view cuts 32 pixels out of 36."""
     settings = {"n_depth": 1, "evaluation_resize": 36, **settings}
-    config_lib.save(
-        make_config(**settings), config_lib.path_in(directory), {"classes": ["a", "b", "c"]}
+    config_file.save(
+        make_config(**settings), config_file.path_in(directory), {"classes": ["a", "b", "c"]}
     )
     Checkpoints(directory, make_model(**settings)).save(3)
     return exporting.export(directory)
