@@ -259,7 +259,7 @@ def decode(contents):
 def image_sizes(files):
     """Heights and widths, int32 [n, 2], of image files [n]; raises where `image_size` does.
 
-    JPEGs are measured with a fifth of its operations, which counts where images are small.
+    JPEGs are measured with fewer operations than it has, which counts where images are small.
     """
 
     def jpeg_sizes():
