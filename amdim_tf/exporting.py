@@ -150,15 +150,15 @@ def _clear_leftovers(target: pathlib.Path) -> None:
     """
     nearest = next(parent for parent in target.parents if parent.exists())
     name = re.compile(re.escape(target.name) + r"\.partial-\w{8}")
-    for scratch in nearest.iterdir():
-        if not name.fullmatch(scratch.name) or not {"new", "replaced"}.issuperset(
-            path.name for path in scratch.iterdir()
-        ):
-            continue
-        with _refusing(target), contextlib.suppress(BlockingIOError), locked(scratch):
-            if (scratch / "replaced").exists() and not target.exists():
-                (scratch / "replaced").rename(target)
-            shutil.rmtree(scratch)
+    with _refusing(target):
+        leftovers = [path for path in nearest.iterdir() if name.fullmatch(path.name)]
+        for scratch in leftovers:
+            if not {"new", "replaced"}.issuperset(path.name for path in scratch.iterdir()):
+                continue
+            with contextlib.suppress(BlockingIOError), locked(scratch):
+                if (scratch / "replaced").exists() and not target.exists():
+                    (scratch / "replaced").rename(target)
+                shutil.rmtree(scratch)
 
 
 @contextlib.contextmanager
