@@ -59,6 +59,8 @@ def define_config_flags() -> None:
             text += " One of: " + ", ".join(field.metadata["choices"]) + "."
         if field.type == "tuple[float, ...]":
             flags.DEFINE(_ListParser(float, "numbers"), name, None, text)
+        elif field.type == "tuple[int, ...]":
+            flags.DEFINE(_ListParser(int, "whole numbers"), name, None, text)
         elif field.type == "tuple[str, ...]":
             flags.DEFINE(_ListParser(str, "names"), name, None, text)
         else:

@@ -18,12 +18,14 @@ from amdim_tf import (
     diagnosis,
     input_pipeline,
     policies,
+    replicas,
     run_lock,
     run_record,
     sources,
     views,
 )
 from amdim_tf.config import Config, shown
+from amdim_tf.distribution import Distribution
 from amdim_tf.errors import Interrupted, UserError, warn
 from amdim_tf.examples import ArraySource, Source
 from amdim_tf.model import AMDIM
@@ -128,13 +130,38 @@ def _kept_policy(name: str, model_dir) -> policies.Policy | None:
     return policy
 
 
-def compiled_model(config: Config, classes: int, per_epoch: int) -> AMDIM:
+def compiled_model(config: Config, classes: int, per_epoch: int, islands: bool = False) -> AMDIM:
     """A fresh model with its optimizer, every variable of both in place."""
-    model = checkpoints.build_model(config, classes)
-    optimizer = make_optimizer(config.optimizer, per_epoch)
+    precision = config.distribution.precision
+    model = checkpoints.build_model(config, classes, precision, islands)
+    scales_loss = precision == "mixed_float16"
+    optimizer = make_optimizer(config.optimizer, per_epoch, scales_loss)
     optimizer.build(model.trained_variables())
     model.compile(optimizer=optimizer, jit_compile=False)
     return model
+
+
+def step_function(model: AMDIM, devices: Distribution) -> Callable:
+    """(batch, stop) -> logs: one step on all devices.
+
+    With several workers, the log `stop` is how many replicas' workers were asked to stop: all see
+    the same number after the same step, and so they stop together.
+    """
+    strategy = devices.strategy
+    if devices.replicas == 1:
+        compiled = tf.function(model.train_step, jit_compile=devices.whole_step)
+        return lambda batch, stop: compiled(batch)
+
+    def replica_step(batch, stop):
+        logs = model.train_step(batch)
+        return {**logs, "stop": replicas.summed(stop)} if devices.workers > 1 else logs
+
+    @tf.function
+    def step(batch, stop):
+        logs = strategy.run(replica_step, args=(batch, stop))
+        return {name: strategy.experimental_local_results(v)[0] for name, v in logs.items()}
+
+    return lambda batch, stop: step(batch, tf.constant(float(stop)))
 
 
 def _write_config(config: Config, model_dir, source: Source, facts, step: int, changes) -> None:
