@@ -47,7 +47,7 @@ class AMDIM(keras.Model):
         self.linear = LinearClassifier(classes, name="linear") if classes else None
         self.mlp = MLPClassifier(classes, name="mlp") if classes else None
         self.build()
-        self._step = TrainingStep(self, config.distribution, islands)
+        self.training_step = TrainingStep(self, config.distribution, islands)
 
     def build(self, input_shape=None):
         """Creates every weight; the shapes follow from the settings alone."""
@@ -120,7 +120,7 @@ class AMDIM(keras.Model):
 
     def train_step(self, data):
         """One step of optimization on {"view1", "view2", "label"}; returns named scalars."""
-        return self._step(data)
+        return self.training_step(data)
 
     def norms(self) -> dict[str, BatchNorm]:
         """Every batch norm, by the path of its running mean."""

@@ -61,8 +61,11 @@ class TrainingStep:
             if not self._synchronized:
                 self.forward = tf.function(self.forward, jit_compile=True, autograph=False)
 
-    def __call__(self, data) -> dict[str, tf.Tensor]:
+    def __call__(self, data, drawn=None) -> dict[str, tf.Tensor]:
         """One step on this replica's images; returns named scalars, the same on all replicas.
+
+        `drawn` is what `draw` gives, for a step that is compiled as a whole: XLA draws other
+        numbers from the same seed.
 
         Where the loss or the gradient is not finite, `nonfinite` is 1 and the step is counted, but
         weights, statistics and optimizer stay as they were. A gradient that float16 could not hold
@@ -71,9 +74,8 @@ class TrainingStep:
         optimizer = self._model.optimizer
         scale = None if optimizer.scale is None else tf.convert_to_tensor(optimizer.scale)
         images = data["view1"].shape[0]
-        data = {name: data[name] for name in ("view1", "view2", "label")} | self.draws(
-            images, optimizer.iterations.value
-        )
+        drawn = self.draw(images) if drawn is None else drawn
+        data = {**{name: data[name] for name in ("view1", "view2", "label")}, **drawn}
         size = self._settings.microbatch
         if size and size < images:
             backward = self._backward_in_microbatches(data, scale, size)
@@ -95,14 +97,17 @@ class TrainingStep:
         replicas.together(self._finish, gradients, moments, finite, overflow)
         return logs
 
-    def draws(self, images: int, step):
-        """Locations {n: [b]} of each view and dropout noise [b, 2, …] for this replica's images.
+    def draw(self, images: int):
+        """Locations and dropout noise for this replica's images in the next step.
 
         They are drawn for the global batch and cut, so that they depend on an image's place in it
         and not on the number of replicas.
+
+        Returns:
+            {"locations": {n: ([b], [b])}, "noise": ([b, …], [b, …])}, one of each per view.
         """
         model, batch = self._model, images * replicas.count()
-        begin = replicas.first_image(images)
+        step, begin = model.optimizer.iterations.value, replicas.first_image(images)
 
         def own(values, axis):
             if batch == images:
@@ -135,7 +140,7 @@ class TrainingStep:
         """A pass over some of a replica's images, with the classifiers' share of their loss.
 
         Args:
-            data: view1, view2, label, and noise as `draws` gives it.
+            data: view1, view2, label, and noise as `draw` gives it.
             labelled: views in the global batch that have a label.
         """
         model = self._model

@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from amdim_tf import config as config_lib
-from amdim_tf import distribution, training_loop
+from amdim_tf import distribution, stepping, training_loop
 
 BATCH, STEPS, CLASSES = 16, 3, 3
 COMMON = {
@@ -63,7 +63,7 @@ def run_steps(settings):
     with devices.strategy.scope():
         model = training_loop.compiled_model(config, CLASSES, 10, devices.islands)
         make_weights_interesting(model)
-    step = training_loop.step_function(model, devices)
+    step = stepping.step_function(model, devices)
     share = BATCH // devices.replicas
     rows = []
     for number in range(STEPS):
