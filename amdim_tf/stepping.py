@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import tensorflow as tf
@@ -76,10 +77,13 @@ def batches(
             for name, value in batch.items()
         }
 
-    # A replica takes one element after the other; TensorFlow copies them to its device ahead.
-    return devices.strategy.distribute_datasets_from_function(
-        lambda context: of_worker().map(part).unbatch().prefetch(2 * local)
+    # A replica takes one element after the other; TensorFlow copies them to its device ahead. Of
+    # batches without end, since workers would else ask each other before every one whether it is
+    # the last.
+    endless = devices.strategy.distribute_datasets_from_function(
+        lambda context: of_worker().map(part).unbatch().prefetch(2 * local).repeat()
     )
+    return itertools.islice(endless, last_step - first_step)
 
 
 def of_this_worker(batch, devices: Distribution) -> dict[str, tf.Tensor]:

@@ -6,7 +6,7 @@ import contextlib
 
 import tensorflow as tf
 
-from amdim_tf.errors import UserError
+from amdim_tf.errors import LostWorker
 
 
 @contextlib.contextmanager
@@ -22,9 +22,11 @@ def watched(devices, saved=None):
     except tf.errors.OpError as error:
         if devices.workers == 1:
             raise
-        reason = error.message.strip().splitlines()[0][:300]
+        lines = [line.strip() for line in error.message.splitlines() if line.strip()]
+        told = [line for line in lines if "aborted" in line or "unhealthy" in line]
+        reason = (told or lines or [type(error).__name__])[0][:300]
         newest = saved.newest if saved is not None else None
-        raise UserError(
+        raise LostWorker(
             f"TF_CONFIG: expected all {devices.workers} workers to go on. Received on worker "
             f"{devices.worker}: {reason}. Start all workers again; they go on from "
             f"{newest or 'the newest checkpoint'}."
