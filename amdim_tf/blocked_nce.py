@@ -7,12 +7,13 @@ and no more than one block's scores exist at any time.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import tensorflow as tf
 
 # `auto`: the most that one block's float32 scores take.
-_BLOCK_BYTES = 2**25
+_BLOCK_BYTES = 2**26
 # The most that a piece of the consequents' gradient takes before it is added to the rest.
 _PIECE_BYTES = 2**24
 
@@ -21,7 +22,8 @@ def block_rows(block: str, images: int | None, consequents_shape, components: in
     """How many images' antecedents are scored at a time.
 
     Args:
-        block: a number, or "auto": all where their scores take at most 32 MiB, else as many as do.
+        block: a number, or "auto": all where their scores take at most 64 MiB, else equal blocks
+            of which each does.
         images: how many there are; None if it is not known, which leaves them in one block.
         consequents_shape: [B, S, D].
         components: antecedents of each image.
@@ -32,11 +34,11 @@ def block_rows(block: str, images: int | None, consequents_shape, components: in
     if block != "auto":
         return min(int(block), images)
     fitting = _BLOCK_BYTES // (4 * components * B * S)
-    return images if fitting >= images else max(fitting // 8 * 8, min(fitting, 8), 1)
+    return math.ceil(images / math.ceil(images / max(fitting, 1)))
 
 
 def blocked_losses(
-    losses_of_rows: Callable, antecedents, consequents, offset, size: int
+    losses_of_rows: Callable, antecedents, consequents, offset, size: int, compiled: bool = False
 ) -> tuple[tf.Tensor, ...]:
     """Sums over all blocks of the losses that `losses_of_rows` gives for one.
 
@@ -47,6 +49,8 @@ def blocked_losses(
         consequents: float32 [B, S, D].
         offset: the image that antecedent 0 belongs to.
         size: r. Where it does not divide A, the last block is smaller.
+        compiled: whether XLA compiles this. It finds buffers to reuse by itself; without it, the
+            consequents' gradient is added to in place by an operation that XLA does not know.
 
     Returns:
         The scalars. The gradient is that of their sum: it is computed together with them, before
@@ -56,7 +60,7 @@ def blocked_losses(
     @tf.custom_gradient
     def losses(antecedents, consequents):
         values, of_antecedents, of_consequents = _in_one_pass(
-            losses_of_rows, antecedents, consequents, offset, size
+            losses_of_rows, antecedents, consequents, offset, size, compiled
         )
 
         def gradient(*upstream):
@@ -67,9 +71,9 @@ def blocked_losses(
     return losses(antecedents, consequents)
 
 
-def _in_one_pass(losses_of_rows, antecedents, consequents, offset, size):
+def _in_one_pass(losses_of_rows, antecedents, consequents, offset, size, compiled):
     """Losses, and the gradients of their sum for antecedents and consequents."""
-    images, pieces = antecedents.shape[0], _pieces_of(consequents)
+    images = antecedents.shape[0]
     whole = images // size
 
     def of_block(start, rows, gradient):
@@ -78,15 +82,21 @@ def _in_one_pass(losses_of_rows, antecedents, consequents, offset, size):
             [start] + [0] * (antecedents.shape.rank - 1),
             [rows, *antecedents.shape[1:]],
         )
-        return _one_block(losses_of_rows, block, consequents, offset + start, gradient)
+        return _one_block(losses_of_rows, block, consequents, offset + start, gradient, compiled)
 
     def body(number, values, of_antecedents, gradient):
         added, of_block_, gradient = of_block(number * size, size, gradient)
         values = tuple(value + more for value, more in zip(values, added, strict=True))
         return number + 1, values, of_antecedents.write(number, of_block_), gradient
 
-    gradient = tf.zeros([pieces, consequents.shape[0] // pieces * consequents.shape[1],
-                         consequents.shape[2]])  # fmt: skip
+    pieces = 1 if compiled else _pieces_of(consequents)
+    B, S, D = consequents.shape
+    shape = [pieces, B // pieces * S, D]
+    # A constant would be shared between steps, and must not be added to.
+    gradient = (
+        tf.zeros(shape) if compiled else tf.raw_ops.Empty(shape=shape, dtype=tf.float32, init=True)
+    )
+    gradient = tf.ensure_shape(gradient, shape)
     values, last, gradient = of_block(whole * size - size, size, gradient)
     others = tf.TensorArray(tf.float32, whole - 1, element_shape=last.shape)
     _, values, others, gradient = tf.while_loop(
@@ -103,7 +113,7 @@ def _in_one_pass(losses_of_rows, antecedents, consequents, offset, size):
     return values, tf.concat(of_antecedents, 0), tf.reshape(gradient, consequents.shape)
 
 
-def _one_block(losses_of_rows, antecedents, consequents, offset, gradient):
+def _one_block(losses_of_rows, antecedents, consequents, offset, gradient, compiled):
     """Losses of a block, its antecedents' gradient, and the consequents' gradient so far.
 
     Args:
@@ -122,12 +132,14 @@ def _one_block(losses_of_rows, antecedents, consequents, offset, gradient):
     of_scores = tape.gradient(total, scores) * D**-0.5  # [R, B·S]
     of_antecedents = tf.reshape(tf.matmul(of_scores, flat), antecedents.shape)
     pieces, width, _ = gradient.shape
+    if compiled:
+        product = tf.matmul(of_scores, rows, transpose_a=True)  # [B·S, D]
+        return tuple(values), of_antecedents, gradient + product[None]
 
     def add_piece(piece, gradient):
         part = tf.slice(of_scores, [0, piece * width], [rows.shape[0], width])
         product = tf.matmul(part, rows, transpose_a=True)  # [B·S/P, D]
-        # One index: the buffer is added to in place.
-        return piece + 1, tf.tensor_scatter_nd_add(gradient, [[piece]], product[None])
+        return piece + 1, tf.raw_ops.InplaceAdd(x=gradient, i=[piece], v=product[None])
 
     _, gradient = tf.while_loop(
         lambda piece, _: piece < pieces, add_piece, (tf.constant(0), gradient),

@@ -222,7 +222,7 @@ def _reason(error: Exception) -> str:
 
 
 def build_model(
-    config: Config, classes: int, precision: str = "float32", islands: bool = False
+    config: Config, classes: int, precision: str = "float32", compiled=False, islands=False
 ) -> AMDIM:
     """A model with fresh weights, a function of the settings and the seed.
 
@@ -231,7 +231,7 @@ def build_model(
         classes: of the data set.
         precision: of its computations. Weights are float32 in any case, so that what was trained
             in another precision is used in this one.
-        islands: as in AMDIM.
+        compiled, islands: as in AMDIM.
     """
     # Whatever ~/.keras/keras.json says: the layers are written for this layout and precision.
     keras.config.set_image_data_format("channels_last")
@@ -240,7 +240,7 @@ def build_model(
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy(precision)
     try:
-        return AMDIM(config, classes, islands)
+        return AMDIM(config, classes, compiled, islands)
     finally:
         keras.config.set_dtype_policy(before)
 

@@ -25,10 +25,14 @@ class AMDIM(keras.Model):
         config: the run's settings.
         classes: number of classes of the data set; 0 for unlabelled data, which leaves out the
             online classifiers.
-        islands: compile the parts of a step between which replicas communicate, each on its own.
+        compiled, islands: whether XLA compiles the training step, and whether in parts between
+            which replicas communicate.
     """
 
-    def __init__(self, config: Config, classes: int = 0, islands: bool = False, **kwargs):
+    def __init__(
+        self, config: Config, classes: int = 0, compiled: bool = False, islands: bool = False,
+        **kwargs,
+    ):  # fmt: skip
         # A fixed name, since the names of the weights in a checkpoint begin with it.
         super().__init__(name="amdim", **kwargs)
         settings, size = config.model, config.data.image_size
@@ -47,7 +51,7 @@ class AMDIM(keras.Model):
         self.linear = LinearClassifier(classes, name="linear") if classes else None
         self.mlp = MLPClassifier(classes, name="mlp") if classes else None
         self.build()
-        self.training_step = TrainingStep(self, config.distribution, islands)
+        self.training_step = TrainingStep(self, config.distribution, compiled, islands)
 
     def build(self, input_shape=None):
         """Creates every weight; the shapes follow from the settings alone."""

@@ -70,7 +70,9 @@ class TaskLoss(typing.NamedTuple):
     regularizer: tf.Tensor
 
 
-def nce_loss(antecedents, consequents, clip, regularization, offset=0, block="auto"):
+def nce_loss(
+    antecedents, consequents, clip, regularization, offset=0, block="auto", compiled=False
+):
     """The NCE loss of one task in one direction, and its score regularizer (section 3.3).
 
     Args:
@@ -80,6 +82,7 @@ def nce_loss(antecedents, consequents, clip, regularization, offset=0, block="au
         regularization: λ; the regularizer uses the scores before clipping.
         offset: the image that antecedent 0 belongs to.
         block: how many antecedents have their scores in memory at a time (`block_rows`).
+        compiled: whether XLA compiles this.
 
     Returns:
         The share that these antecedents have in the batch's mean: over the parts of a batch, the
@@ -106,7 +109,9 @@ def nce_loss(antecedents, consequents, clip, regularization, offset=0, block="au
     size = block_rows(block, rows, consequents.shape)
     if size == rows:
         return losses_of_rows(scaled_scores(antecedents, consequents), offset)  # [A, B, S]
-    return TaskLoss(*blocked_losses(losses_of_rows, antecedents, consequents, offset, size))
+    return TaskLoss(
+        *blocked_losses(losses_of_rows, antecedents, consequents, offset, size, compiled)
+    )
 
 
 def antecedents_of(embedding, locations):
@@ -137,7 +142,7 @@ def flat_locations(embedding):
 
 def multiscale_losses(
     tasks, view1, view2, locations1, locations2, clip, regularization,
-    targets=None, offset=0, block="auto",
+    targets=None, offset=0, block="auto", compiled=False,
 ):  # fmt: skip
     """Losses of all tasks n→m, both directions averaged (paper section 3.5).
 
@@ -149,7 +154,7 @@ def multiscale_losses(
         clip, regularization: as in `nce_loss`.
         targets: both views' embeddings of the global batch, of which view1 and view2 hold the
             images from `offset` on; None: view1 and view2 are the batch.
-        offset, block: as in `nce_loss`.
+        offset, block, compiled: as in `nce_loss`.
 
     Returns:
         Task name -> TaskLoss.
@@ -166,6 +171,7 @@ def multiscale_losses(
                 regularization,
                 offset,
                 block,
+                compiled,
             )
             for source, target, locations in (
                 (view1, targets2, locations1),

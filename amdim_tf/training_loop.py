@@ -60,7 +60,7 @@ def train(config: Config, model_dir) -> AMDIM:
     per_epoch = input_pipeline.steps_per_epoch(source, config.training.batch_size)
     total = config.training.train_steps or math.ceil(config.training.epochs * per_epoch)
     with devices.strategy.scope():
-        model = compiled_model(config, len(source.class_names), per_epoch, devices.islands)
+        model = compiled_model(config, len(source.class_names), per_epoch, devices)
     # Nothing is written before all settings have been accepted, and by one worker only.
     try:
         with run_lock.held(model_dir) if devices.is_chief else contextlib.nullcontext():
@@ -172,14 +172,17 @@ def _kept_policy(name: str, model_dir) -> policies.Policy | None:
     return policy
 
 
-def compiled_model(config: Config, classes: int, per_epoch: int, islands: bool = False) -> AMDIM:
-    """A fresh model with its optimizer, every variable of both in place."""
+def compiled_model(
+    config: Config, classes: int, per_epoch: int, devices: Distribution | None = None
+) -> AMDIM:
+    """A fresh model with its optimizer, every variable of both in place, for the given devices."""
+    xla = (devices.compiled, devices.islands) if devices else (False, False)
     precision = config.distribution.precision
-    model = checkpoints.build_model(config, classes, precision, islands)
+    model = checkpoints.build_model(config, classes, precision, *xla)
     scales_loss = precision == "mixed_float16"
     optimizer = make_optimizer(config.optimizer, per_epoch, scales_loss)
     optimizer.build(model.trained_variables())
-    model.compile(optimizer=optimizer, jit_compile=False)
+    model.compile(optimizer=optimizer, jit_compile=False, auto_scale_loss=False)
     return model
 
 

@@ -47,12 +47,15 @@ class TrainingStep:
     Args:
         model: with its optimizer in place when a step is made.
         settings: how the step is divided.
+        compiled: XLA compiles the step, or its islands.
         islands: compile the passes and the NCE each on its own, which is what XLA can do where
             replicas communicate in between.
     """
 
-    def __init__(self, model: AMDIM, settings: DistributionConfig, islands: bool = False):
-        self._model, self._settings = model, settings
+    def __init__(
+        self, model: AMDIM, settings: DistributionConfig, compiled: bool = False, islands=False
+    ):
+        self._model, self._settings, self._compiled = model, settings, compiled
         self._synchronized = settings.batch_norm == "synchronized"
         self.forward, self.nce = self._forward, self._nce_gradient
         if islands:
@@ -263,6 +266,7 @@ class TrainingStep:
                 targets,
                 offset,
                 self._settings.nce_block,
+                self._compiled,
             )
             logs = {f"loss_{task}": result.loss for task, result in tasks.items()}
             logs["regularizer"] = tf.add_n([result.regularizer for result in tasks.values()])

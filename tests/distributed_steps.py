@@ -63,7 +63,7 @@ def run_steps(settings, zero=False, scale=None):
     config = config_lib.make({**COMMON, **settings})
     devices = distribution.resolve(config)
     with devices.strategy.scope():
-        model = training_loop.compiled_model(config, CLASSES, 10, devices.islands)
+        model = training_loop.compiled_model(config, CLASSES, 10, devices)
         make_weights_interesting(model)
         if zero:
             for layer in model.norms().values():

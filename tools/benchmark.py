@@ -3,6 +3,8 @@
 Usage:
     python tools/benchmark.py train --ndf=128 --n_rkhs=1024 --n_depth=10 --batch_size=32
     python tools/benchmark.py input --dataset=folder --data_dir=PHOTOS --batch_size=64
+    python tools/benchmark.py memory --batch_size=1008 --microbatch=32
+    python tools/benchmark.py nce
 
 train: the whole training step, online classifiers included, on images in memory. The limit is a
 large matrix product, repeated for a second before and after every step, since the speed of a shared
@@ -11,8 +13,14 @@ machine's moods, and its best single run.
 
 input: the training pipeline, from files (or memory, for small images) to batches of two normalized
 views, on one core, beside the same work done image by image with Pillow in the same run, in turns.
+
+memory: peak memory of a step in microbatches, beside that of a plain batch as large as one of them.
+
+nce: the NCE and its gradient in blocks, beside the dense form: time at batch 512, in turns, and
+memory at batch 4096. (step_peak and nce_peak are the parts of these that need a process each.)
 """
 
+import functools
 import itertools
 import os
 import pathlib
@@ -77,27 +85,33 @@ def peak_memory_mib() -> float:
     raise UserError("/proc/self/status: expected a line VmHWM; memory is measured on Linux only.")
 
 
-def benchmark_train() -> None:
-    """Times the training step of the configured model."""
-    config = config_lib.make(cli_flags.given_settings())
-    cli_flags.import_tensorflow_quietly()
+def make_data(config):
+    """A batch of noise."""
     import tensorflow as tf
 
-    from amdim_tf import costs, training_loop
-
     size, batch = config.data.image_size, config.training.batch_size
-    before = peak_memory_mib()
-    model = training_loop.compiled_model(config, _CLASSES, per_epoch=1000)
     shape = [batch, size, size, 3]
-    data = {
+    return {
         "view1": tf.random.stateless_normal(shape, seed=[0, 1]),
         "view2": tf.random.stateless_normal(shape, seed=[0, 2]),
         "label": tf.random.stateless_uniform([batch], [0, 3], maxval=_CLASSES, dtype=tf.int32),
     }
-    step = tf.function(model.train_step)
+
+
+def benchmark_train() -> None:
+    """Times the training step of the configured model."""
+    config = config_lib.make(cli_flags.given_settings())
+    cli_flags.import_tensorflow_quietly()
+    from amdim_tf import costs, distribution, stepping, training_loop
+
+    size, batch = config.data.image_size, config.training.batch_size
+    before = peak_memory_mib()
+    devices = distribution.resolve(config)
+    model = training_loop.compiled_model(config, _CLASSES, per_epoch=1000, devices=devices)
+    data, step = make_data(config), stepping.step_function(model, devices)
 
     def run():
-        step(data)["loss"].numpy()
+        step(data, False)["loss"].numpy()
 
     first = _seconds(run)
     run()
@@ -198,7 +212,30 @@ def benchmark_input() -> None:
     )
 
 
+def _memory_suite(suite: str) -> None:
+    """The suites of memory_suites.py, and their parts."""
+    import memory_suites
+
+    config = config_lib.make(cli_flags.given_settings())
+    if suite == "memory":
+        if not config.distribution.microbatch:
+            raise UserError("--microbatch: expected how many images at a time. Received: 0.")
+        memory_suites.memory(config, [word for word in sys.argv[1:] if word.startswith("--")])
+        return
+    cli_flags.import_tensorflow_quietly()
+    if suite == "step_peak":
+        memory_suites.step_peak(config, make_data)
+    elif suite == "nce_peak":
+        memory_suites.nce_peak(config.distribution.nce_block, config.training.batch_size)
+    else:
+        memory_suites.nce()
+
+
 _SUITES = {"train": benchmark_train, "input": benchmark_input}
+_SUITES |= {
+    name: functools.partial(_memory_suite, name)
+    for name in ("memory", "nce", "step_peak", "nce_peak")
+}
 
 
 def main(suite: str) -> None:
