@@ -1,9 +1,11 @@
-"""The padding-free residual layers of the encoder (paper section 3.6) and batch normalization."""
+"""The padding-free residual layers of the encoder (paper section 3.6)."""
 
 from __future__ import annotations
 
 import keras
 import tensorflow as tf
+
+from amdim_tf.batch_norm import BatchNorm
 
 
 def fan_in_uniform(fan_in: int | None = None) -> keras.initializers.Initializer:
@@ -62,75 +64,6 @@ def convolution(
     return Convolution(
         filters, kernel_size, strides, use_bias=False, kernel_initializer=initializer, name=name
     )
-
-
-@keras.saving.register_keras_serializable("amdim_tf")
-class BatchNorm(keras.layers.Layer):
-    """Batch normalization of batches that hold several groups of images.
-
-    The two views of a batch go through the encoder in one pass, as one batch of two groups, yet
-    each view is normalized by its own statistics, as in the reference. Differences from
-    keras.layers.BatchNormalization: the groups, and the running variance, which is updated with
-    the unbiased estimate as PyTorch does.
-
-    Args:
-        momentum: decay of the running statistics.
-        epsilon: added to the variance.
-
-    Shapes: [N, ..., C] -> [N, ..., C], with N divisible by `groups`; groups are consecutive.
-    """
-
-    def __init__(self, momentum: float = 0.9, epsilon: float = 1e-5, **kwargs):
-        super().__init__(**kwargs)
-        self.momentum = momentum
-        self.epsilon = epsilon
-
-    def build(self, input_shape):
-        """Creates scale, offset and the running statistics, in float32 under any policy."""
-
-        def weight(name, initializer, trainable):
-            return self.add_weight(
-                shape=(input_shape[-1],), name=name, initializer=initializer, trainable=trainable,
-                dtype="float32", autocast=False,
-            )  # fmt: skip
-
-        self.gamma = weight("gamma", "ones", True)
-        self.beta = weight("beta", "zeros", True)
-        self.moving_mean = weight("moving_mean", "zeros", False)
-        self.moving_variance = weight("moving_variance", "ones", False)
-
-    def call(self, inputs, training=False, groups=1):
-        """Normalizes by batch statistics in training, by running statistics otherwise."""
-        if not training:
-            scale = self.gamma * tf.math.rsqrt(self.moving_variance + self.epsilon)  # [C]
-            offset = self.beta - self.moving_mean * scale  # [C]
-            return inputs * tf.cast(scale, inputs.dtype) + tf.cast(offset, inputs.dtype)
-        channels = inputs.shape[-1]
-        grouped = tf.cast(tf.reshape(inputs, [groups, -1, channels]), tf.float32)  # [G, M, C]
-        mean, variance = tf.nn.moments(grouped, axes=1)  # [G, C]
-        self._update_running_statistics(mean, variance, tf.shape(grouped)[1], groups)
-        scale = self.gamma * tf.math.rsqrt(variance + self.epsilon)  # [G, C]
-        offset = self.beta - mean * scale  # [G, C]
-        normalized = grouped * scale[:, None] + offset[:, None]  # [G, M, C]
-        return tf.cast(tf.reshape(normalized, tf.shape(inputs)), inputs.dtype)
-
-    def _update_running_statistics(self, mean, variance, samples, groups):
-        """Moves the running statistics by each group's in turn. mean, variance: [G, C]."""
-        samples = tf.cast(samples, tf.float32)
-        unbiased = variance * (samples / tf.maximum(samples - 1.0, 1.0))  # [G, C]
-        for running, batch in ((self.moving_mean, mean), (self.moving_variance, unbiased)):
-            value = tf.convert_to_tensor(running)  # [C]
-            for group in range(groups):
-                value = self.momentum * value + (1 - self.momentum) * batch[group]
-            running.assign(value)
-
-    def compute_output_shape(self, input_shape):
-        """The input's shape."""
-        return input_shape
-
-    def get_config(self):
-        """The constructor's arguments."""
-        return {**super().get_config(), "momentum": self.momentum, "epsilon": self.epsilon}
 
 
 @keras.saving.register_keras_serializable("amdim_tf")

@@ -221,13 +221,28 @@ def _reason(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error)
 
 
-def build_model(config: Config, classes: int) -> AMDIM:
-    """A model with fresh weights, a function of the settings and the seed."""
+def build_model(
+    config: Config, classes: int, precision: str = "float32", compiled=False, islands=False
+) -> AMDIM:
+    """A model with fresh weights, a function of the settings and the seed.
+
+    Args:
+        config: the run's settings.
+        classes: of the data set.
+        precision: of its computations. Weights are float32 in any case, so that what was trained
+            in another precision is used in this one.
+        compiled, islands: as in AMDIM.
+    """
     # Whatever ~/.keras/keras.json says: the layers are written for this layout and precision.
     keras.config.set_image_data_format("channels_last")
     keras.config.set_floatx("float32")
     keras.utils.set_random_seed(config.training.seed)
-    return AMDIM(config, classes)
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(precision)
+    try:
+        return AMDIM(config, classes, compiled, islands)
+    finally:
+        keras.config.set_dtype_policy(before)
 
 
 def load_model(model_dir, step_wanted: bool = False):

@@ -106,22 +106,25 @@ class MLPClassifier(keras.layers.Layer):
         }
 
 
-def classification_loss(logits, labels):
+def classification_loss(logits, labels, labelled=None):
     """Cross-entropy of softly clipped logits plus a penalty on their squares (reference).
 
     Args:
         logits: [N, classes].
         labels: int [N]; −1 marks an unlabelled image, which does not count.
+        labelled: how many labelled images there are in all, where these are a part of a batch:
+            the loss is then their share of its mean.
 
     Returns:
         (loss, correct, labelled): a scalar, and two float counts.
     """
     logits = tf.cast(logits, tf.float32)
-    labelled = tf.cast(labels >= 0, tf.float32)  # [N]
-    count = tf.reduce_sum(labelled)
+    is_labelled = tf.cast(labels >= 0, tf.float32)  # [N]
+    count = tf.reduce_sum(is_labelled)
     clipped = LOGIT_CLIP * tf.tanh(logits / LOGIT_CLIP)
     losses = tf.nn.sparse_softmax_cross_entropy_with_logits(tf.maximum(labels, 0), clipped)  # [N]
     penalties = LOGIT_REGULARIZATION * tf.reduce_mean(tf.square(logits), axis=-1)  # [N]
-    loss = tf.math.divide_no_nan(tf.reduce_sum((losses + penalties) * labelled), count)
+    whole = count if labelled is None else labelled
+    loss = tf.math.divide_no_nan(tf.reduce_sum((losses + penalties) * is_labelled), whole)
     correct = tf.cast(tf.argmax(logits, -1, output_type=labels.dtype) == labels, tf.float32)
-    return loss, tf.reduce_sum(correct * labelled), count
+    return loss, tf.reduce_sum(correct * is_labelled), count

@@ -18,7 +18,7 @@ from absl import app, flags, logging
 from amdim_tf import config as config_lib
 from amdim_tf import config_file
 from amdim_tf.config import SETTINGS, Config
-from amdim_tf.errors import Interrupted, UserError
+from amdim_tf.errors import Interrupted, LostWorker, UserError
 
 FLAGS = flags.FLAGS
 # Exit code of a run that was stopped by a signal and has saved its state.
@@ -59,6 +59,8 @@ def define_config_flags() -> None:
             text += " One of: " + ", ".join(field.metadata["choices"]) + "."
         if field.type == "tuple[float, ...]":
             flags.DEFINE(_ListParser(float, "numbers"), name, None, text)
+        elif field.type == "tuple[int, ...]":
+            flags.DEFINE(_ListParser(int, "whole numbers"), name, None, text)
         elif field.type == "tuple[str, ...]":
             flags.DEFINE(_ListParser(str, "names"), name, None, text)
         else:
@@ -203,6 +205,11 @@ def run(main: Callable[..., None], words: int | None = 0) -> None:
         try:
             main(*argv[1:])
             sys.stdout.flush()
+        except LostWorker as error:
+            code = _error_line(error)
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
         except UserError as error:
             sys.exit(_error_line(error))
         except OSError as error:

@@ -225,6 +225,68 @@ class TrainingConfig:
     log_steps: int = _setting(
         50, "Steps between rows of metrics.csv and TensorBoard.", minimum=1, changeable=True
     )
+    profile_steps: tuple[int, ...] = _setting(
+        (),
+        "First and last step of a profile for TensorBoard's Profile tab, such as 100,110.",
+        minimum=1,
+        changeable=True,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class DistributionConfig:
+    """On which devices, in which precision and in which pieces a step is computed."""
+
+    strategy: str = _setting(
+        "auto",
+        "auto: a TPU if there is one, several workers if TF_CONFIG is set, all GPUs if there are "
+        "several, else one device. mirrored: all devices of this machine. multi_worker: all "
+        "machines of TF_CONFIG.",
+        choices=("auto", "one_device", "mirrored", "multi_worker", "tpu"),
+        changeable=True,
+    )
+    tpu: str = _setting(
+        "local", "Which TPU: local for that of this machine, or a name.", changeable=True
+    )
+    replicas: int = _setting(
+        0,
+        "Split the CPU into this many devices, to try several replicas without GPUs; 0: no.",
+        minimum=0,
+        maximum=64,
+        changeable=True,
+    )
+    batch_norm: str = _setting(
+        "per_replica",
+        "per_replica: batch norm uses the statistics of each replica's own images. synchronized: "
+        "those of the global batch.",
+        choices=("per_replica", "synchronized"),
+    )
+    precision: str = _setting(
+        "float32",
+        "Of the encoder in training. mixed_bfloat16, mixed_float16: weights, scores and losses "
+        "stay float32; mixed_float16 scales the loss.",
+        choices=("float32", "mixed_bfloat16", "mixed_float16"),
+    )
+    xla: str = _setting(
+        "auto",
+        "Compile the step with XLA: on, off, or auto, which is on for GPUs and off for CPUs. A TPU "
+        "always compiles.",
+        choices=("auto", "on", "off"),
+        changeable=True,
+    )
+    microbatch: int = _setting(
+        0,
+        "Images of a replica whose activations are held at a time; the gradient is still that of "
+        "the whole batch. 0: all.",
+        minimum=0,
+        maximum=10**6,
+    )
+    nce_block: str = _setting(
+        "auto",
+        "Images of a replica whose scores are held at a time, or auto: all where the scores of a "
+        "task take at most 64 MiB, else equal blocks that do.",
+        changeable=True,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -236,6 +298,7 @@ class Config:
     model: ModelConfig = ModelConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     training: TrainingConfig = TrainingConfig()
+    distribution: DistributionConfig = DistributionConfig()
 
 
 _CIFAR = {
@@ -266,7 +329,9 @@ STRONG_DEFAULTS = {
 }
 
 SECTIONS = tuple(field.name for field in dataclasses.fields(Config))
-_SECTION_CLASSES = (DataConfig, ViewConfig, ModelConfig, OptimizerConfig, TrainingConfig)
+_SECTION_CLASSES = (
+    DataConfig, ViewConfig, ModelConfig, OptimizerConfig, TrainingConfig, DistributionConfig,
+)  # fmt: skip
 # Setting name -> (section name, dataclass field).
 SETTINGS: dict[str, tuple[str, dataclasses.Field]] = {
     field.name: (section, field)
@@ -415,6 +480,26 @@ def _check_together(config: Config) -> None:
         raise UserError(
             f"--evaluation_resize: expected at least the --image_size={config.data.image_size} "
             f"that is cut from its centre. Received: {config.views.evaluation_resize}."
+        )
+    _check_pieces(config)
+
+
+def _check_pieces(config: Config) -> None:
+    """Checks of how a step is divided."""
+    pieces, profile = config.distribution, config.training.profile_steps
+    block = pieces.nce_block
+    if block != "auto" and not (block.isdecimal() and 0 < int(block) <= 10**6):
+        raise UserError(
+            f"--nce_block: expected auto, or a number of images from 1. Received: {block!r:.80}."
+        )
+    if pieces.microbatch and pieces.batch_norm == "synchronized":
+        raise UserError(
+            "--microbatch: expected 0 with --batch_norm=synchronized, whose statistics are those "
+            f"of all images at once. Received: {pieces.microbatch}."
+        )
+    if profile and not (len(profile) == 2 and profile[0] <= profile[1]):
+        raise UserError(
+            f"--profile_steps: expected FIRST,LAST, such as 100,110. Received: {shown(profile)}."
         )
 
 

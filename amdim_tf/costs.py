@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import keras
 
 from amdim_tf.blocks import ResidualBlock, ResidualLayer
@@ -9,29 +11,40 @@ from amdim_tf.config import parse_task
 from amdim_tf.model import AMDIM
 
 
+def _layers(model: AMDIM):
+    """Every convolution or residual layer of the encoder, with the shape of its input."""
+    side = model.image_size + 4 if model.image_size == 128 else model.image_size
+    shape = (1, side, side, 3)
+    for stage in model.encoder.stages:
+        inner = shape
+        for layer in stage.layers if isinstance(stage, ResidualBlock) else [stage]:
+            if isinstance(layer, (keras.layers.Conv2D, ResidualLayer)):
+                yield layer, inner
+            inner = layer.compute_output_shape(inner)
+        shape = stage.compute_output_shape(shape)
+
+
 def forward_flops(model: AMDIM) -> int:
     """Multiplications and additions of encoder and embeddings for one view of one image.
 
     Only matrix products count: convolutions and dense layers.
     """
-    side = model.image_size + 4 if model.image_size == 128 else model.image_size
-    shape, total = (1, side, side, 3), 0
-    for stage in model.encoder.stages:
-        if isinstance(stage, keras.layers.Conv2D):
-            total += _convolution_flops(stage, shape)
-        elif isinstance(stage, ResidualLayer):
-            total += _residual_flops(stage, shape)
-        elif isinstance(stage, ResidualBlock):
-            inner = shape
-            for layer in stage.layers:
-                total += _residual_flops(layer, inner)
-                inner = layer.compute_output_shape(inner)
-        shape = stage.compute_output_shape(shape)
+    total = 0
+    for layer, shape in _layers(model):
+        of_layer = _residual_flops if isinstance(layer, ResidualLayer) else _convolution_flops
+        total += of_layer(layer, shape)
     for scale, embedding in ((5, model.embedding5), (7, model.embedding7)):
         if scale in model.scales:
             kernels = (embedding.conv1.kernel, embedding.conv2.kernel, embedding.shortcut.kernel)
             total += sum(2 * scale * scale * _size(kernel) for kernel in kernels)
     return total
+
+
+def forward_elements(model: AMDIM) -> int:
+    """Numbers in the outputs of all layers of encoder and embeddings, for one view of one image."""
+    total = sum(math.prod(layer.compute_output_shape(shape)) for layer, shape in _layers(model))
+    scales = [scale for scale in model.scales if scale > 1]
+    return total + sum(scale * scale * model.settings.n_rkhs for scale in scales)
 
 
 def step_flops(model: AMDIM, batch_size: int) -> int:
@@ -62,7 +75,4 @@ def _convolution_flops(layer: keras.layers.Conv2D, shape) -> int:
 
 
 def _size(kernel: keras.Variable) -> int:
-    size = 1
-    for extent in kernel.shape:
-        size *= extent
-    return size
+    return math.prod(kernel.shape)

@@ -6,14 +6,12 @@ import keras
 import tensorflow as tf
 
 from amdim_tf import views
-from amdim_tf.classifiers import LinearClassifier, MLPClassifier, classification_loss
+from amdim_tf.batch_norm import BatchNorm
+from amdim_tf.classifiers import LinearClassifier, MLPClassifier
 from amdim_tf.config import SCALES, Config, parse_task, top_channels
 from amdim_tf.embeddings import Embedding
 from amdim_tf.encoder import Encoder
-from amdim_tf.nce import multiscale_losses
-
-# Keys that keep the step's random draws apart.
-_LOCATION_KEY, _DROPOUT_KEY = 1, 2
+from amdim_tf.training_step import LOCATION_KEY, TrainingStep
 
 
 def _is_floating(images) -> bool:
@@ -27,9 +25,14 @@ class AMDIM(keras.Model):
         config: the run's settings.
         classes: number of classes of the data set; 0 for unlabelled data, which leaves out the
             online classifiers.
+        compiled, islands: whether XLA compiles the training step, and whether in parts between
+            which replicas communicate.
     """
 
-    def __init__(self, config: Config, classes: int = 0, **kwargs):
+    def __init__(
+        self, config: Config, classes: int = 0, compiled: bool = False, islands: bool = False,
+        **kwargs,
+    ):  # fmt: skip
         # A fixed name, since the names of the weights in a checkpoint begin with it.
         super().__init__(name="amdim", **kwargs)
         settings, size = config.model, config.data.image_size
@@ -48,6 +51,7 @@ class AMDIM(keras.Model):
         self.linear = LinearClassifier(classes, name="linear") if classes else None
         self.mlp = MLPClassifier(classes, name="mlp") if classes else None
         self.build()
+        self.training_step = TrainingStep(self, config.distribution, compiled, islands)
 
     def build(self, input_shape=None):
         """Creates every weight; the shapes follow from the settings alone."""
@@ -103,54 +107,6 @@ class AMDIM(keras.Model):
         f1 = tf.stop_gradient(f1)
         return {"linear": self.linear(f1), "mlp": self.mlp(f1, noise=noise, training=training)}
 
-    def losses_of(self, view1, view2, labels, step):
-        """The self-supervised and the classification losses of one batch.
-
-        Args:
-            view1, view2: normalized images [B, S, S, 3].
-            labels: int [B], −1 for unlabelled images.
-            step: scalar; with the seed it determines the drawn locations and the dropout.
-
-        Returns:
-            (total, logs): the scalar to minimize and named float scalars.
-        """
-        B = view1.shape[0]
-        # One pass for both views; groups keep their batch statistics apart.
-        images = tf.concat([view1, view2], axis=0)  # [2B, S, S, 3]
-        features = self.encoder(images, training=True, groups=2)
-        embeddings = self.embed(features, self.scales, training=True, groups=2)
-        halves = {scale: tf.split(value, 2) for scale, value in embeddings.items()}
-        locations = self.draw_locations(B, step)
-        tasks = multiscale_losses(
-            self.settings.tasks,
-            {scale: half[0] for scale, half in halves.items()},
-            {scale: half[1] for scale, half in halves.items()},
-            {scale: drawn[0] for scale, drawn in locations.items()},
-            {scale: drawn[1] for scale, drawn in locations.items()},
-            self.settings.score_clip,
-            self.settings.score_regularization,
-        )
-        logs = {f"loss_{task}": result.loss for task, result in tasks.items()}
-        logs["regularizer"] = tf.add_n([result.regularizer for result in tasks.values()])
-        logs["loss"] = tf.add_n([result.loss for result in tasks.values()])
-        total = logs["loss"] + logs["regularizer"]
-        if self.classes:
-            classifier_loss, classifier_logs = self._classifier_losses(features["f1"], labels, step)
-            total += classifier_loss
-            logs.update(classifier_logs)
-        return total, logs
-
-    def _classifier_losses(self, f1, labels, step):
-        """Loss and logs of both classifiers on both views. f1: [2B, D]; labels: [B]."""
-        labels = tf.concat([labels, labels], axis=0)  # [2B]
-        noise = self.draw([f1.shape[0], self.settings.n_rkhs + self.mlp.hidden], step, _DROPOUT_KEY)
-        total, logs = 0.0, {}
-        for name, logits in self.classify(f1, noise, training=True).items():
-            loss, correct, labelled = classification_loss(logits, labels)
-            total += loss
-            logs |= {f"{name}_loss": loss, f"{name}_correct": correct, "labelled": labelled}
-        return total, logs
-
     def draw(self, shape, step, key):
         """Uniform numbers that are a function of (seed, step, key) alone."""
         seed = tf.random.experimental.stateless_fold_in([self.seed, key], step)
@@ -163,36 +119,17 @@ class AMDIM(keras.Model):
             {n: int32 [2, B]}, row-major locations, uniform (paper section 3.5).
         """
         scales = {parse_task(task)[0] for task in self.settings.tasks} - {1}
-        uniform = self.draw([2, batch, max(SCALES)], step, _LOCATION_KEY)
+        uniform = self.draw([2, batch, max(SCALES)], step, LOCATION_KEY)
         return {n: tf.cast(uniform[..., n - 1] * n * n, tf.int32) for n in sorted(scales)}
 
     def train_step(self, data):
-        """One step of optimization on {"view1", "view2", "label"}; returns named scalars.
+        """One step of optimization on {"view1", "view2", "label"}; returns named scalars."""
+        return self.training_step(data)
 
-        Where the loss or the gradient is not finite, `nonfinite` is 1 and the step is counted, but
-        weights, statistics and optimizer stay as they were.
-        """
-        step = self.optimizer.iterations.value
-        statistics = [(v, tf.identity(v.value)) for v in self.non_trainable_variables]
-        with tf.GradientTape() as tape:
-            total, logs = self.losses_of(data["view1"], data["view2"], data["label"], step)
-        trained = self.trained_variables()
-        gradients = tape.gradient(total, trained)
-        logs["gradient_norm"] = tf.linalg.global_norm(gradients)
-        logs["learning_rate"] = tf.cast(self.optimizer.learning_rate, tf.float32)
-        finite = tf.math.is_finite(total) & tf.math.is_finite(logs["gradient_norm"])
-        logs["nonfinite"] = 1.0 - tf.cast(finite, tf.float32)
-
-        def apply():
-            self.optimizer.apply_gradients(zip(gradients, trained, strict=True))
-
-        def withhold():
-            for variable, before in statistics:
-                variable.assign(before)
-            self.optimizer.iterations.assign_add(1)
-
-        tf.cond(finite, apply, withhold)
-        return logs
+    def norms(self) -> dict[str, BatchNorm]:
+        """Every batch norm, by the path of its running mean."""
+        layers = self._flatten_layers()
+        return {one.moving_mean.path: one for one in layers if isinstance(one, BatchNorm)}
 
     def trained_variables(self):
         """The weights that the tasks reach: an embedding that no task uses stays as it is."""

@@ -10,6 +10,7 @@ import typing
 
 import tensorflow as tf
 
+from amdim_tf.blocked_nce import block_rows, blocked_losses
 from amdim_tf.config import parse_task
 
 
@@ -69,14 +70,23 @@ class TaskLoss(typing.NamedTuple):
     regularizer: tf.Tensor
 
 
-def nce_loss(antecedents, consequents, clip, regularization):
+def nce_loss(
+    antecedents, consequents, clip, regularization, offset=0, block="auto", compiled=False
+):
     """The NCE loss of one task in one direction, and its score regularizer (section 3.3).
 
     Args:
-        antecedents: [B, D].
-        consequents: [B, S, D].
+        antecedents: [A, D]: all images of the batch, or some of them.
+        consequents: [B, S, D], of all images.
         clip: c, or 0 for no clipping.
         regularization: λ; the regularizer uses the scores before clipping.
+        offset: the image that antecedent 0 belongs to.
+        block: how many antecedents have their scores in memory at a time (`block_rows`).
+        compiled: whether XLA compiles this.
+
+    Returns:
+        The share that these antecedents have in the batch's mean: over the parts of a batch, the
+        shares add up to its loss. In blocks, only the sum of both scalars has a gradient.
     """
     batch = consequents.shape[0]
     if batch is not None and batch < 2:
@@ -84,10 +94,23 @@ def nce_loss(antecedents, consequents, clip, regularization):
             "NCE takes its negatives from the other images of the batch: expected at least 2 "
             f"images. Received: a batch of {batch}."
         )
-    scores = scaled_scores(_float32(antecedents), _float32(consequents))  # [B, B, S]
-    log_probabilities, _ = nce_log_probabilities(soft_clip(scores, clip))  # [B, S]
+    antecedents, consequents = _float32(antecedents), _float32(consequents)
+    rows = antecedents.shape[0]
+
+    def losses_of_rows(scores, offset):
+        log_probabilities, _ = nce_log_probabilities(soft_clip(scores, clip), offset)  # [r, S]
+        # The part of a mean over all rows; a mean of the rows at hand where these are all.
+        share = 1.0 if scores.shape[0] == batch else scores.shape[0] / batch
+        return TaskLoss(
+            -share * tf.reduce_mean(log_probabilities),
+            share * regularization * tf.reduce_mean(tf.square(scores)),
+        )
+
+    size = block_rows(block, rows, consequents.shape)
+    if size == rows:
+        return losses_of_rows(scaled_scores(antecedents, consequents), offset)  # [A, B, S]
     return TaskLoss(
-        -tf.reduce_mean(log_probabilities), regularization * tf.reduce_mean(tf.square(scores))
+        *blocked_losses(losses_of_rows, antecedents, consequents, offset, size, compiled)
     )
 
 
@@ -104,14 +127,23 @@ def antecedents_of(embedding, locations):
 
 
 def flat_locations(embedding):
-    """All locations of an embedding in row-major order: [B, D] or [B, H, W, D] -> [B, S, D]."""
+    """All locations of an embedding in row-major order, [B, S, D].
+
+    Args:
+        embedding: [B, D], [B, H, W, D], or [B, S, D], which stays.
+    """
     if embedding.shape.rank == 2:
         return embedding[:, None]
+    if embedding.shape.rank == 3:
+        return embedding
     _, H, W, D = embedding.shape
     return tf.reshape(embedding, [-1, H * W, D])
 
 
-def multiscale_losses(tasks, view1, view2, locations1, locations2, clip, regularization):
+def multiscale_losses(
+    tasks, view1, view2, locations1, locations2, clip, regularization,
+    targets=None, offset=0, block="auto", compiled=False,
+):  # fmt: skip
     """Losses of all tasks n→m, both directions averaged (paper section 3.5).
 
     Args:
@@ -120,10 +152,14 @@ def multiscale_losses(tasks, view1, view2, locations1, locations2, clip, regular
         locations1, locations2: {n: [B]}, the location drawn in each view for tasks with a local
             antecedent of scale n.
         clip, regularization: as in `nce_loss`.
+        targets: both views' embeddings of the global batch, of which view1 and view2 hold the
+            images from `offset` on; None: view1 and view2 are the batch.
+        offset, block, compiled: as in `nce_loss`.
 
     Returns:
         Task name -> TaskLoss.
     """
+    targets1, targets2 = targets or (view1, view2)
     losses = {}
     for task in tasks:
         n, m = parse_task(task)
@@ -133,10 +169,13 @@ def multiscale_losses(tasks, view1, view2, locations1, locations2, clip, regular
                 flat_locations(target[m]),
                 clip,
                 regularization,
+                offset,
+                block,
+                compiled,
             )
             for source, target, locations in (
-                (view1, view2, locations1),
-                (view2, view1, locations2),
+                (view1, targets2, locations1),
+                (view2, targets1, locations2),
             )
         )
         losses[task] = TaskLoss(

@@ -7,6 +7,10 @@ import tensorflow as tf
 
 from amdim_tf.config import OptimizerConfig
 
+# The loss scale of float16 at the beginning, and the steps without overflow until it doubles.
+FIRST_SCALE = 2.0**15
+GROWTH_STEPS = 2000
+
 
 @keras.saving.register_keras_serializable("amdim_tf")
 class WarmupMilestones(keras.optimizers.schedules.LearningRateSchedule):
@@ -57,17 +61,23 @@ class CoupledAdam(keras.optimizers.Optimizer):
         beta_1, beta_2: decay of the moments.
         epsilon: added to the root of the corrected second moment.
         l2: weight of the L2 term.
+        scales_loss: keep a loss scale for float16, whose smallest gradients would vanish without.
+
+    Attributes:
+        scale: the number that the loss is multiplied by; None without `scales_loss`.
     """
 
     def __init__(
         self, learning_rate=2e-4, beta_1=0.8, beta_2=0.999, epsilon=1e-8, l2=1e-5,
-        name="coupled_adam", **kwargs,
+        scales_loss=False, name="coupled_adam", **kwargs,
     ):  # fmt: skip
         super().__init__(learning_rate=learning_rate, name=name, **kwargs)
         self.beta_1 = beta_1
         self.beta_2 = beta_2
         self.epsilon = epsilon
         self.l2 = l2
+        self.scales_loss = scales_loss
+        self.scale = self._steps_at_scale = None
 
     def build(self, variables):
         """Creates both moments of every variable."""
@@ -75,16 +85,56 @@ class CoupledAdam(keras.optimizers.Optimizer):
             return
         super().build(variables)
         self._first, self._second = self.add_optimizer_variables(variables, ["m", "v"])
+        if self.scales_loss:
+            first = keras.initializers.Constant(FIRST_SCALE)
+            self.scale = self.add_variable((), first, name="loss_scale")
+            self._steps_at_scale = self.add_variable((), "zeros", name="steps_at_scale")
 
     def update_step(self, gradient, variable, learning_rate):
         """Updates one variable and its moments in place."""
         index = self._get_variable_index(variable)
+        self._fused_update(
+            variable, gradient, self._first[index].value, self._second[index].value, learning_rate
+        )
+
+    def update_all(self, strategy, gradients, variables) -> None:
+        """Makes one step in cross-replica context, with gradients that are summed already.
+
+        Args:
+            strategy: TensorFlow's strategy; that of one device too.
+            gradients: of the variables that the optimizer was built for, in their order.
+            variables: these.
+        """
+        rate = self.learning_rate
+
+        def fused(variable, gradient, first, second):
+            self._fused_update(variable, gradient, first, second, rate)
+
+        moments = zip(self._first, self._second, strict=True)
+        for gradient, variable, (first, second) in zip(gradients, variables, moments, strict=True):
+            arguments = (gradient, first.value, second.value)
+            strategy.extended.update(variable.value, fused, args=arguments, group=False)
+        self.iterations.assign_add(1)
+        if self.scales_loss:
+            steps = self._steps_at_scale + 1
+            grown = steps >= GROWTH_STEPS
+            self.scale.assign(tf.where(grown, tf.minimum(self.scale * 2, 2.0**100), self.scale))
+            self._steps_at_scale.assign(tf.where(grown, 0.0, steps))
+
+    def withhold(self, overflow) -> None:
+        """Counts a step that changes nothing; where its gradient overflowed, halves the scale."""
+        self.iterations.assign_add(1)
+        if self.scales_loss:
+            self.scale.assign(tf.where(overflow, tf.maximum(self.scale / 2, 1.0), self.scale))
+            self._steps_at_scale.assign(0.0)
+
+    def _fused_update(self, variable, gradient, first, second, learning_rate):
         step = tf.cast(self.iterations + 1, tf.float32)
         power_1, power_2 = self.beta_1**step, self.beta_2**step
         tf.raw_ops.ResourceApplyAdam(
             var=variable.handle,
-            m=self._first[index].value.handle,
-            v=self._second[index].value.handle,
+            m=first.handle,
+            v=second.handle,
             beta1_power=power_1,
             beta2_power=power_2,
             lr=tf.cast(learning_rate, tf.float32),
@@ -102,10 +152,13 @@ class CoupledAdam(keras.optimizers.Optimizer):
             "beta_2": self.beta_2,
             "epsilon": self.epsilon,
             "l2": self.l2,
+            "scales_loss": self.scales_loss,
         }
 
 
-def make_optimizer(config: OptimizerConfig, steps_per_epoch: int) -> CoupledAdam:
+def make_optimizer(
+    config: OptimizerConfig, steps_per_epoch: int, scales_loss: bool = False
+) -> CoupledAdam:
     """The optimizer of a run; milestones are epochs there and steps here."""
     schedule = WarmupMilestones(
         config.learning_rate,
@@ -113,4 +166,6 @@ def make_optimizer(config: OptimizerConfig, steps_per_epoch: int) -> CoupledAdam
         [round(epoch * steps_per_epoch) for epoch in config.milestones],
         config.decay_factor,
     )
-    return CoupledAdam(schedule, config.beta_1, config.beta_2, l2=config.weight_decay)
+    return CoupledAdam(
+        schedule, config.beta_1, config.beta_2, l2=config.weight_decay, scales_loss=scales_loss
+    )

@@ -71,3 +71,13 @@ class Progress:
             file=sys.stderr,
             flush=True,
         )
+
+
+class Silence:
+    """Shows nothing, for workers beside the one that does."""
+
+    def advance(self, count: int = 1) -> None:
+        """Counts nothing."""
+
+    def show(self, figures: str) -> None:
+        """Drops the figures."""

@@ -80,7 +80,8 @@ class MetricsLog:
         self._seconds = 0.0
         if self._path.exists() or self._path.is_symlink():
             self._keep_rows_up_to(step)
-        self._events = EventFile(pathlib.Path(model_dir) / "logs", step)
+        self.directory = pathlib.Path(model_dir) / "logs"
+        self._events = EventFile(self.directory, step)
 
     def _keep_rows_up_to(self, step: int) -> None:
         try:

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from amdim_tf import config as config_lib
-from amdim_tf import costs, training_loop
+from amdim_tf import costs, training_loop, training_step
 
 
 def make_config(**settings):
@@ -73,7 +73,9 @@ def test_classifiers_send_no_gradient_to_the_encoder():
     encoder_weights = [v.value for v in model.encoder.trainable_variables]
     with tf.GradientTape() as tape:
         f1 = model.encoder(batch["view1"], training=True)["f1"]
-        loss, _ = model._classifier_losses(tf.concat([f1, f1], 0), batch["label"], step)
+        noise = model.draw([8, 32 + model.mlp.hidden], step, key=2)
+        logits = model.classify(f1, noise, training=True)
+        loss, _ = training_step.classifier_losses(logits, batch["label"], labelled=6.0)
     assert all(gradient is None for gradient in tape.gradient(loss, encoder_weights))
 
 

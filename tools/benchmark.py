@@ -5,6 +5,8 @@ Usage:
     python tools/benchmark.py input --dataset=folder --data_dir=PHOTOS --batch_size=64
     python tools/benchmark.py checkpoints --flagfile=configs/quickstart.cfg
     python tools/benchmark.py extract --saved_model=EXPORT --dataset=folder --data_dir=CIFAR10
+    python tools/benchmark.py memory --batch_size=1008 --microbatch=32
+    python tools/benchmark.py nce
     python tools/benchmark.py probes
 
 train: the whole training step, online classifiers included, on images in memory. The limit is a
@@ -21,6 +23,11 @@ checkpoints: training with a checkpoint every 100 steps beside training without,
 extract: feature extraction of the test images, from files on disk to files of f1, beside the
 exported model's own rate on the same images in memory before and after it, as the mean of both.
 Images have one size, up to 128 pixels.
+
+memory: peak memory of a step in microbatches, beside that of a plain batch as large as one of them.
+
+nce: the NCE and its gradient in blocks, beside the dense form: time at batch 512, in turns, and
+memory at batch 4096. (step_peak and nce_peak are the parts of these that need a process each.)
 
 probes: linear classifier and nearest neighbours on 50,000 features of 1,024 numbers.
 """
@@ -47,27 +54,37 @@ flags.DEFINE_integer(
     lower_bound=0,
 )
 flags.DEFINE_string("saved_model", None, "`extract`: the export that it runs.")
-_SUITES = ("train", "input", "checkpoints", "extract", "probes")
+_SUITES = ("train", "input", "checkpoints", "extract", "memory", "nce", "probes")
+_PARTS = ("step_peak", "nce_peak")
 
 
 def main(suite: str) -> None:
     """Runs one suite."""
-    if suite not in _SUITES:
+    if suite not in _SUITES + _PARTS:
         raise UserError(f"expected one of {', '.join(_SUITES)}. Received: {suite!r}.")
     config = config_lib.make(cli_flags.given_settings())
+    if suite == "memory" and not config.distribution.microbatch:
+        raise UserError("--microbatch: expected how many images at a time. Received: 0.")
+    if suite == "extract":
+        saved_model = cli_flags.require("saved_model", "the directory of an export")
     cli_flags.import_tensorflow_quietly()
-    from benchmarks import checkpoints, extract, input, probes, train
+    from benchmarks import checkpoints, extract, input, memory, probes, train
 
-    if suite == "train":
-        train.run(config, cli_flags.FLAGS.steps)
-    elif suite == "input":
-        input.run(config, cli_flags.FLAGS.seconds, cli_flags.FLAGS.batches)
-    elif suite == "checkpoints":
-        checkpoints.run(config)
-    elif suite == "extract":
-        extract.run(cli_flags.require("saved_model", "the directory of an export"), config)
-    else:
-        probes.run()
+    options = cli_flags.FLAGS
+    given = [word for word in sys.argv[1:] if word.startswith("--")]
+    {
+        "train": lambda: train.run(config, options.steps),
+        "input": lambda: input.run(config, options.seconds, options.batches),
+        "checkpoints": lambda: checkpoints.run(config),
+        "extract": lambda: extract.run(saved_model, config),
+        "memory": lambda: memory.memory(config, given),
+        "nce": memory.nce,
+        "step_peak": lambda: memory.step_peak(config),
+        "nce_peak": lambda: memory.nce_peak(
+            config.distribution.nce_block, config.training.batch_size
+        ),
+        "probes": probes.run,
+    }[suite]()
 
 
 if __name__ == "__main__":

@@ -8,17 +8,16 @@ from benchmarks import measuring
 
 def run(config, steps: int) -> None:
     """Times the training step of the configured model."""
-    import tensorflow as tf
-
-    from amdim_tf import costs, training_loop
+    from amdim_tf import costs, distribution, stepping, training_loop
 
     size, batch = config.data.image_size, config.training.batch_size
     before = measuring.memory_mib("VmHWM")
-    model = training_loop.compiled_model(config, measuring.CLASSES, per_epoch=1000)
-    step, data = tf.function(model.train_step), measuring.random_batch(config)
+    devices = distribution.resolve(config)
+    model = training_loop.compiled_model(config, measuring.CLASSES, 1000, devices)
+    step, data = stepping.step_function(model, devices), measuring.random_batch(config)
 
     def make_step():
-        step(data)["loss"].numpy()
+        step(data, False)["loss"].numpy()
 
     first = measuring.seconds_of(make_step)
     make_step()

@@ -1,0 +1,235 @@
+"""Which devices a run has, and TensorFlow's strategy for them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from amdim_tf.config import Config, DistributionConfig
+from amdim_tf.errors import UserError
+
+
+class Cluster(NamedTuple):
+    """What TF_CONFIG says, as far as it matters here."""
+
+    addresses: tuple[str, ...]  # of all workers, the chief first
+    worker: int  # which of them this process is
+
+
+class Distribution(NamedTuple):
+    """The devices of a run.
+
+    Attributes:
+        strategy: TensorFlow's; for one device its default, which does nothing.
+        worker, workers: this process among all processes of the run. Worker 0 writes the files.
+        compiled: whether XLA compiles the step.
+    """
+
+    strategy: tf.distribute.Strategy
+    worker: int = 0
+    workers: int = 1
+    compiled: bool = False
+
+    @property
+    def replicas(self) -> int:
+        """Devices of all workers together."""
+        return self.strategy.num_replicas_in_sync
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process writes the run's files."""
+        return self.worker == 0
+
+    @property
+    def islands(self) -> bool:
+        """Whether parts of the step are compiled: there is no whole step with several replicas."""
+        return self.compiled and self.replicas > 1 and not _is_tpu(self.strategy)
+
+    @property
+    def whole_step(self) -> bool:
+        """Whether the step is compiled as a whole; a TPU's strategy does so by itself."""
+        return self.compiled and self.replicas == 1 and not _is_tpu(self.strategy)
+
+
+def _is_tpu(strategy) -> bool:
+    return isinstance(strategy, tf.distribute.TPUStrategy)
+
+
+def resolve(config: Config) -> Distribution:
+    """Finds the devices, and checks that the batch can be divided among them.
+
+    It has to come before the first operation: devices cannot be split, and workers cannot connect,
+    once TensorFlow has begun.
+    """
+    settings = config.distribution
+    kind, cluster = _kind_of(settings), None
+    if kind == "multi_worker":
+        cluster = parse_cluster(os.environ.get("TF_CONFIG", ""))
+    if kind == "tpu":
+        strategy = _tpu_strategy(settings.tpu)
+        check_batch(config, strategy.num_replicas_in_sync)
+        return Distribution(strategy, compiled=True)
+    devices = _local_devices(settings, kind)
+    workers = len(cluster.addresses) if cluster else 1
+    check_batch(config, workers * len(devices))
+    compiled = settings.xla == "on" or (settings.xla == "auto" and "GPU" in devices[0])
+    if settings.replicas > 1:
+        _split_cpu(settings.replicas)
+    if cluster:
+        strategy = _multi_worker_strategy(settings.replicas)
+        return Distribution(strategy, cluster.worker, workers, compiled)
+    if len(devices) > 1:
+        return Distribution(tf.distribute.MirroredStrategy(devices), compiled=compiled)
+    return Distribution(tf.distribute.get_strategy(), compiled=compiled)
+
+
+def _kind_of(settings: DistributionConfig) -> str:
+    """The kind of strategy: the one that is asked for, or what this machine has."""
+    kind = settings.strategy
+    if kind == "auto":
+        if tf.config.list_physical_devices("TPU"):
+            kind = "tpu"
+        elif os.environ.get("TF_CONFIG"):
+            kind = "multi_worker"
+        elif settings.replicas > 1 or len(tf.config.list_physical_devices("GPU")) > 1:
+            kind = "mirrored"
+        else:
+            kind = "one_device"
+    if settings.replicas > 1 and kind in ("one_device", "tpu"):
+        raise UserError(
+            f"--replicas: expected 0 with --strategy={kind}; it splits the CPU for mirrored and "
+            f"multi_worker. Received: {settings.replicas}."
+        )
+    return kind
+
+
+def _local_devices(settings: DistributionConfig, kind: str) -> list[str]:
+    """The devices of this process that train."""
+    if settings.replicas > 1:
+        return [f"CPU:{number}" for number in range(settings.replicas)]
+    devices = [f"GPU:{number}" for number in range(len(tf.config.list_physical_devices("GPU")))]
+    return (devices[:1] if kind == "one_device" else devices) or ["CPU:0"]
+
+
+def check_batch(config: Config, replicas: int) -> None:
+    """Refuses a batch that replicas, or their microbatches, cannot share equally."""
+    batch, microbatch = config.training.batch_size, config.distribution.microbatch
+    unit, why = replicas, f"the {replicas} replicas"
+    if microbatch and microbatch * replicas < batch:
+        unit *= microbatch
+        why += f" times --microbatch={microbatch}"
+    if batch % unit == 0:
+        return
+    nearest = [n for n in (batch // unit * unit, (batch // unit + 1) * unit) if n > 1]
+    raise UserError(
+        f"--batch_size: expected a multiple of {unit}, {why}; the nearest: "
+        f"{' and '.join(map(str, nearest))}. Received: {batch}."
+    )
+
+
+def _split_cpu(replicas: int) -> None:
+    device = tf.config.list_physical_devices("CPU")[0]
+    parts = [tf.config.LogicalDeviceConfiguration() for _ in range(replicas)]
+    if len(tf.config.get_logical_device_configuration(device) or ()) >= replicas:
+        return
+    try:
+        tf.config.set_logical_device_configuration(device, parts)
+    except RuntimeError:
+        raise UserError(
+            f"--replicas: expected to be given before TensorFlow begins. Received: {replicas} in "
+            "a process that uses it already."
+        ) from None
+
+
+def _tpu_strategy(name: str) -> tf.distribute.Strategy:
+    try:
+        resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=name)
+        tf.config.experimental_connect_to_cluster(resolver)
+        tf.tpu.experimental.initialize_tpu_system(resolver)
+    except (ValueError, tf.errors.OpError) as error:
+        reason = str(error).strip().splitlines()[0][:300]
+        raise UserError(
+            f"--tpu: expected a TPU, local or by name, and the package tensorflow-tpu. "
+            f"Received: {name} ({reason})."
+        ) from None
+    return tf.distribute.TPUStrategy(resolver)
+
+
+def parse_cluster(text: str) -> Cluster:
+    """The workers that the value of TF_CONFIG names."""
+
+    def refuse(received) -> UserError:
+        return UserError(
+            'TF_CONFIG: expected {"cluster": {"worker": ["HOST:PORT", ...]}, "task": {"type": '
+            f'"worker", "index": NUMBER}}}} in the environment. Received: {received}.'
+        )
+
+    if not text:
+        raise refuse("nothing")
+    try:
+        document = json.loads(text)
+    except ValueError as error:
+        raise refuse(f"{text[:200]} ({error})") from None
+    cluster = document.get("cluster") if isinstance(document, dict) else None
+    task = document.get("task") if isinstance(document, dict) else None
+    if not isinstance(cluster, dict) or not isinstance(task, dict):
+        raise refuse(text[:200])
+    others = set(cluster) - {"chief", "worker"}
+    if others or not all(_is_addresses(value) for value in cluster.values()):
+        raise refuse(f"the cluster {json.dumps(cluster)[:200]}")
+    places = [(job, number) for job in ("chief", "worker") for number in _numbers(cluster, job)]
+    place = (task.get("type"), task.get("index"))
+    if place not in places:
+        raise refuse(f"the task {json.dumps(task)[:200]}, which is none of the cluster's")
+    addresses = tuple(cluster[job][number] for job, number in places)
+    return Cluster(addresses, places.index(place))
+
+
+def _is_addresses(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(one, str) and ":" in one for one in value)
+
+
+def _numbers(cluster: dict[str, Any], job: str) -> range:
+    return range(len(cluster.get(job, ())))
+
+
+def _multi_worker_strategy(replicas: int) -> tf.distribute.Strategy:
+    """TensorFlow's engine for several machines; all of them have to be there."""
+    with _cpu_devices(replicas):
+        return tf.distribute.MultiWorkerMirroredStrategy()
+
+
+@contextlib.contextmanager
+def _cpu_devices(replicas: int):
+    """Lets a worker without GPUs have several devices, which TensorFlow has no way to ask for."""
+    if replicas < 2:
+        yield
+        return
+    from tensorflow.python.distribute import collective_all_reduce_strategy as engine
+
+    before = engine.CollectiveAllReduceExtended._initialize_local_devices
+
+    def devices(self, resolver, worker_device):
+        del self, resolver
+        return tuple(f"{worker_device}/device:CPU:{number}" for number in range(replicas)), "CPU"
+
+    engine.CollectiveAllReduceExtended._initialize_local_devices = devices
+    try:
+        yield
+    finally:
+        engine.CollectiveAllReduceExtended._initialize_local_devices = before
+
+
+def values_of_workers(strategy: tf.distribute.Strategy, value: int) -> np.ndarray:
+    """An int of each replica, in order; all workers wait for each other here."""
+
+    def gather():
+        return tf.distribute.get_replica_context().all_gather(tf.constant([value]), axis=0)
+
+    everything = tf.function(lambda: strategy.run(gather))()
+    return strategy.experimental_local_results(everything)[0].numpy()

@@ -1,0 +1,325 @@
+"""One step of optimization, on one device or on one of many replicas.
+
+Embeddings first, then the NCE and its gradient with respect to them, then the encoder's gradient.
+Between the first two, replicas gather each other's consequents, so that negatives come from the
+global batch; the encoder passes and the NCE hold no communication and can each be compiled. What a
+replica computes is its share of the global loss: gradients, logs and statistics add up.
+"""
+
+from __future__ import annotations
+
+import typing
+
+import tensorflow as tf
+
+from amdim_tf import batch_norm, microbatches, replicas
+from amdim_tf.classifiers import classification_loss
+from amdim_tf.config import DistributionConfig, parse_task
+from amdim_tf.nce import flat_locations, multiscale_losses
+
+if typing.TYPE_CHECKING:
+    from amdim_tf.model import AMDIM
+
+# Keys that keep the step's random draws apart.
+LOCATION_KEY, DROPOUT_KEY = 1, 2
+
+
+class Forward(typing.NamedTuple):
+    """What a pass over some images gives."""
+
+    views: tuple  # {scale: embeddings} of each view
+    classifier_loss: tf.Tensor
+    logs: dict[str, tf.Tensor]
+    moments: dict[str, tf.Tensor]
+
+
+class Backward(typing.NamedTuple):
+    """What is summed over replicas."""
+
+    gradients: list[tf.Tensor]
+    logs: dict[str, tf.Tensor]
+    moments: dict[str, tf.Tensor]
+
+
+class TrainingStep:
+    """Makes steps with a model.
+
+    Args:
+        model: with its optimizer in place when a step is made.
+        settings: how the step is divided.
+        compiled: XLA compiles the step, or its islands.
+        islands: compile the passes and the NCE each on its own, which is what XLA can do where
+            replicas communicate in between.
+    """
+
+    def __init__(
+        self, model: AMDIM, settings: DistributionConfig, compiled: bool = False, islands=False
+    ):
+        self._model, self._settings, self._compiled = model, settings, compiled
+        self._synchronized = settings.batch_norm == "synchronized"
+        self.forward, self.nce = self._forward, self._nce_gradient
+        if islands:
+            self.nce = tf.function(self.nce, jit_compile=True, autograph=False)
+            # Synchronized batch norm communicates within the pass.
+            if not self._synchronized:
+                self.forward = tf.function(self.forward, jit_compile=True, autograph=False)
+
+    def __call__(self, data, drawn=None) -> dict[str, tf.Tensor]:
+        """One step on this replica's images; returns named scalars, the same on all replicas.
+
+        `drawn` is what `draw` gives, for a step that is compiled as a whole: XLA draws other
+        numbers from the same seed.
+
+        Where the loss or the gradient is not finite, `nonfinite` is 1 and the step is counted, but
+        weights, statistics and optimizer stay as they were. A gradient that float16 could not hold
+        is not counted in `nonfinite` but halves the loss scale.
+        """
+        optimizer = self._model.optimizer
+        scale = None if optimizer.scale is None else tf.convert_to_tensor(optimizer.scale)
+        images = data["view1"].shape[0]
+        drawn = self.draw(images) if drawn is None else drawn
+        data = {**{name: data[name] for name in ("view1", "view2", "label")}, **drawn}
+        size = self._settings.microbatch
+        if size and size < images:
+            backward = self._backward_in_microbatches(data, scale, size)
+        else:
+            backward = self._backward(data, scale)
+        gradients, logs, moments = replicas.summed(tuple(backward))
+        if scale is not None:
+            gradients = [gradient / scale for gradient in gradients]
+        moments = {name: value / replicas.count() for name, value in moments.items()}
+        total = logs.pop("total")
+        logs["gradient_norm"] = tf.linalg.global_norm(gradients)
+        logs["learning_rate"] = tf.cast(optimizer.learning_rate, tf.float32)
+        finite = tf.math.is_finite(total) & tf.math.is_finite(logs["gradient_norm"])
+        overflow = tf.constant(False)
+        if scale is not None:
+            overflow = ~finite & tf.math.is_finite(total) & (scale > 1)
+            logs |= {"loss_scale": scale, "overflow": tf.cast(overflow, tf.float32)}
+        logs["nonfinite"] = tf.cast(~(finite | overflow), tf.float32)
+        replicas.together(self._finish, gradients, moments, finite, overflow)
+        return logs
+
+    def draw(self, images: int):
+        """Locations and dropout noise for this replica's images in the next step.
+
+        They are drawn for the global batch and cut, so that they depend on an image's place in it
+        and not on the number of replicas.
+
+        Returns:
+            {"locations": {n: ([b], [b])}, "noise": ([b, …], [b, …])}, one of each per view.
+        """
+        model, batch = self._model, images * replicas.count()
+        step, begin = model.optimizer.iterations.value, replicas.first_image(images)
+
+        def own(values, axis):
+            if batch == images:
+                return values
+            return tf.gather(values, begin + tf.range(images), axis=axis)
+
+        locations = {n: own(drawn, 1) for n, drawn in model.draw_locations(batch, step).items()}
+        drawn = {"locations": {n: (both[0], both[1]) for n, both in locations.items()}}
+        if model.classes:
+            width = model.settings.n_rkhs + model.mlp.hidden
+            noise = model.draw([2 * batch, width], step, DROPOUT_KEY)
+            noise = own(tf.reshape(noise, [2, batch, width]), 1)  # [2, b, …]
+            drawn["noise"] = (noise[0], noise[1])
+        return drawn
+
+    def embed(self, view1, view2):
+        """Both views through encoder and embeddings: ({scale: φ}, {scale: φ}), and f1 [2b, D].
+
+        One pass for both views; groups keep their batch statistics apart.
+        """
+        model = self._model
+        images = tf.concat([view1, view2], axis=0)  # [2b, S, S, 3]
+        features = model.encoder(images, training=True, groups=2)
+        embeddings = model.embed(features, model.scales, training=True, groups=2)
+        halves = {scale: tf.split(value, 2) for scale, value in embeddings.items()}
+        views = tuple({scale: half[view] for scale, half in halves.items()} for view in (0, 1))
+        return views, features["f1"]
+
+    def _forward(self, data, labelled) -> Forward:
+        """A pass over some of a replica's images, with the classifiers' share of their loss.
+
+        Args:
+            data: view1, view2, label, and noise as `draw` gives it.
+            labelled: views in the global batch that have a label.
+        """
+        model = self._model
+        loss, logs = tf.constant(0.0), {}
+        with batch_norm.collected(self._synchronized) as collector:
+            views, f1 = self.embed(data["view1"], data["view2"])
+            if model.classes:
+                labels = tf.concat([data["label"], data["label"]], axis=0)  # [2b]
+                noise = tf.concat(data["noise"], axis=0)  # [2b, …]
+                loss, logs = classifier_losses(
+                    model.classify(f1, noise, training=True), labels, labelled
+                )
+        return Forward(views, loss, logs, collector.moments)
+
+    def _backward(self, data, scale) -> Backward:
+        """Gradients by one pass over all of this replica's images."""
+        labelled = self._labelled(data["label"])
+        with tf.GradientTape() as tape:
+            passed = self.forward(_of_pass(data), labelled)
+            classifier_loss = scaled(passed.classifier_loss, scale)
+        logs, upstream = self._nce_of_replicas(passed.views, data["locations"], scale)
+        gradients = self._encoder_gradients(tape, passed.views, classifier_loss, upstream)
+        logs["total"] += passed.classifier_loss
+        return Backward(gradients, logs | passed.logs, passed.moments)
+
+    def _backward_in_microbatches(self, data, scale, size: int) -> Backward:
+        """The same with the activations of `size` images in memory at a time."""
+        labelled, images = self._labelled(data["label"]), data["view1"].shape[0]
+        count = images // size
+
+        def embed(number):
+            return self.forward(microbatches.rows(_of_pass(data), number, size), labelled).views
+
+        views = microbatches.stacked(embed, count)
+        logs, upstream = self._nce_of_replicas(views, data["locations"], scale)
+
+        def run_again(number):
+            part, of_part = microbatches.rows((_of_pass(data), upstream), number, size)
+            with tf.GradientTape() as tape:
+                passed = self.forward(part, labelled)
+                classifier_loss = scaled(passed.classifier_loss, scale)
+            gradients = self._encoder_gradients(tape, passed.views, classifier_loss, of_part)
+            return gradients, passed.classifier_loss, passed.logs, passed.moments
+
+        gradients, loss, more, moments = microbatches.summed(run_again, count)
+        logs["total"] += loss
+        moments = {name: value / count for name, value in moments.items()}
+        return Backward(gradients, logs | more, moments)
+
+    def _encoder_gradients(self, tape, views, classifier_loss, upstream):
+        """Gradients of all trained variables, given that of the NCE for the embeddings."""
+        targets, upstream = tf.nest.flatten(views), tf.nest.flatten(upstream)
+        if self._model.classes:
+            targets, upstream = [*targets, classifier_loss], [*upstream, tf.constant(1.0)]
+        variables = [variable.value for variable in self._model.trained_variables()]
+        return tape.gradient(targets, variables, output_gradients=upstream)
+
+    def _labelled(self, labels):
+        """Views in the global batch that have a label."""
+        return replicas.summed(2 * tf.reduce_sum(tf.cast(labels >= 0, tf.float32)))
+
+    def _nce_of_replicas(self, views, locations, scale):
+        """Logs of the NCE, and its gradient with respect to this replica's embeddings."""
+        if replicas.count() == 1:
+            logs, gradient, _ = self.nce(views, None, locations, 0, scale)
+            return logs, gradient
+        images = views[0][self._model.scales[0]].shape[0]
+        targets = self._gather(views)
+        logs, gradient, of_targets = self.nce(
+            views, targets, locations, replicas.first_image(images), scale
+        )
+        summed = replicas.summed(self._join(of_targets))  # [B, L, D]
+        shares = self._part(replicas.own_rows(summed, images))
+        for view, share in zip(gradient, shares, strict=True):
+            for scale_, value in share.items():
+                view[scale_] += tf.reshape(value, view[scale_].shape)
+        return logs, gradient
+
+    def _consequent_scales(self) -> list[int]:
+        return sorted({parse_task(task)[1] for task in self._model.settings.tasks})
+
+    def _join(self, views):
+        """All consequents of both views side by side, for one collective: [N, L, D]."""
+        scales = self._consequent_scales()
+        return tf.concat([flat_locations(view[m]) for view in views for m in scales], axis=1)
+
+    def _part(self, joined):
+        """The inverse of `_join`: ({m: [N, S, D]}, {m: [N, S, D]})."""
+        scales = self._consequent_scales()
+        parts = tf.split(joined, [m * m for m in scales] * 2, axis=1)
+        halves = parts[: len(scales)], parts[len(scales) :]
+        return tuple(dict(zip(scales, half, strict=True)) for half in halves)
+
+    def _gather(self, views):
+        """The consequents of the global batch, of each view."""
+        return self._part(replicas.gathered(self._join(views)))
+
+    def _nce_gradient(self, views, targets, locations, offset, scale):
+        """Losses of this replica's images, with the gradients of their sum.
+
+        Args:
+            views: ({n: [b, …, D]}, {n: …}), this replica's embeddings.
+            targets: ({m: [B, S, D]}, {m: …}), the global batch's; None: they are `views`.
+            locations: {n: ([b], [b])}.
+            offset: place of the first of these images in the global batch.
+            scale: the loss scale, or None.
+
+        Returns:
+            (logs, gradient like `views`, gradient like `targets`).
+        """
+        settings = self._model.settings
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(tf.nest.flatten((views, targets or ())))
+            tasks = multiscale_losses(
+                settings.tasks,
+                *views,
+                *({n: drawn[view] for n, drawn in locations.items()} for view in (0, 1)),
+                settings.score_clip,
+                settings.score_regularization,
+                targets,
+                offset,
+                self._settings.nce_block,
+                self._compiled,
+            )
+            logs = {f"loss_{task}": result.loss for task, result in tasks.items()}
+            logs["regularizer"] = tf.add_n([result.regularizer for result in tasks.values()])
+            logs["loss"] = tf.add_n([result.loss for result in tasks.values()])
+            logs["total"] = logs["loss"] + logs["regularizer"]
+            total = scaled(logs["total"], scale)
+        if targets is None:
+            return logs, tape.gradient(total, views), None
+        # A scale that is only ever a consequent has no gradient of its own on this replica.
+        zero = tf.UnconnectedGradients.ZERO
+        return logs, *tape.gradient(total, (views, targets), unconnected_gradients=zero)
+
+    def _finish(self, strategy, gradients, moments, finite, overflow) -> None:
+        """Updates weights and statistics, or withholds the step, for all replicas at once."""
+
+        def local(values):
+            """One replica's value: by now they are all the same."""
+            return tf.nest.map_structure(
+                lambda value: strategy.experimental_local_results(value)[0], values
+            )
+
+        model, moments = self._model, local(moments)
+
+        def update():
+            model.optimizer.update_all(strategy, gradients, model.trained_variables())
+            for name, layer in model.norms().items():
+                if name in moments:
+                    layer.move(moments[name][0], moments[name][1])
+
+        tf.cond(local(finite), update, lambda: model.optimizer.withhold(local(overflow)))
+
+
+def _of_pass(data):
+    """What `forward` needs of a step's data."""
+    return {name: value for name, value in data.items() if name != "locations"}
+
+
+def scaled(loss, scale):
+    """The loss times its scale, if it has one."""
+    return loss if scale is None else loss * scale
+
+
+def classifier_losses(logits, labels, labelled):
+    """The share that some images have in the loss of both classifiers, and their logs.
+
+    Args:
+        logits: {name: [N, classes]}.
+        labels: [N].
+        labelled: how many views of the global batch have a label.
+    """
+    total, logs = 0.0, {}
+    for name, values in logits.items():
+        loss, correct, count = classification_loss(values, labels, labelled)
+        total += loss
+        logs |= {f"{name}_loss": loss, f"{name}_correct": correct, "labelled": count}
+    return total, logs

@@ -1,0 +1,237 @@
+"""The same numbers on one device, on several, on several machines, and in pieces."""
+
+import json
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from amdim_tf import config as config_lib
+from amdim_tf import distribution
+from amdim_tf.errors import UserError
+
+ROOT = pathlib.Path(__file__).parent.parent
+SYNCHRONIZED = {"batch_norm": "synchronized"}
+
+# Process -> rows that share its devices: name -> the row it must equal, settings, and what else
+# distributed_steps.py takes. Batch norm uses the statistics of the whole batch, of its halves (8
+# images) or of its quarters (4 images), and each row is compared with plain differentiation on one
+# device, with statistics of the same parts.
+PROCESSES = {
+    "plain": [
+        ("whole", None, {}, {"parts": 1}),
+        ("halves", None, {}, {"parts": 2}),
+        ("quarters", None, {}, {"parts": 4}),
+    ],
+    "one": [
+        ("one_device", "whole", {}),
+        ("blocks_of_5", "whole", {"nce_block": "5"}),
+        ("microbatch_8", "halves", {"microbatch": 8}),
+        ("microbatch_4", "quarters", {"microbatch": 4, "nce_block": "3"}),
+        ("xla", "whole", {"xla": "on"}),
+        ("bfloat16", None, {"precision": "mixed_bfloat16"}),
+        ("float16", None, {"precision": "mixed_float16"}),
+        ("float16_overflow", None, {"precision": "mixed_float16"}, {"scale": 2.0**60}),
+    ],
+    "two": [
+        ("two_synchronized", "whole", {"replicas": 2, **SYNCHRONIZED}),
+        ("two", "halves", {"replicas": 2}),
+        ("two_xla_blocks", "halves", {"replicas": 2, "xla": "on", "nce_block": "3"}),
+        ("two_microbatch_4", "quarters", {"replicas": 2, "microbatch": 4}),
+        ("two_zero", None, {"replicas": 2}, {"zero": True}),
+    ],
+    "four": [
+        ("four_synchronized", "whole", {"replicas": 4, **SYNCHRONIZED}),
+        ("four", "quarters", {"replicas": 4}),
+    ],
+    "workers": [
+        ("two_workers", "whole", SYNCHRONIZED),
+        ("two_workers_xla", "halves", {"xla": "on"}),
+    ],
+    "workers_of_two": [("two_workers_of_two", "quarters", {"replicas": 2})],
+}
+TABLE = {row[0]: row[1] for rows in PROCESSES.values() for row in rows if row[1]}
+# Some processors announce matrix units for half precision that they do not have.
+ENVIRONMENT = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}
+
+
+def _free_ports(count):
+    sockets = [socket.socket() for _ in range(count)]
+    for one in sockets:
+        one.bind(("localhost", 0))
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+def _environments(workers):
+    """The environment of each worker; of one process alone if there is one."""
+    if workers == 1:
+        return [ENVIRONMENT]
+    cluster = {"worker": [f"localhost:{port}" for port in _free_ports(workers)]}
+    return [
+        {**ENVIRONMENT, "TF_CONFIG": json.dumps({"cluster": cluster, "task": task})}
+        for task in ({"type": "worker", "index": number} for number in range(workers))
+    ]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """Row -> what each of its processes ended with."""
+    directory = tmp_path_factory.mktemp("steps")
+    for name, rows in PROCESSES.items():
+        listed = [
+            {"name": row, "settings": settings, **(more[0] if more else {})}
+            for row, _, settings, *more in rows
+        ]
+        script = [sys.executable, ROOT / "tests" / "distributed_steps.py", directory]
+        processes = [
+            subprocess.Popen(
+                [*map(str, script), json.dumps(listed)], env=environment, text=True,
+                stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+            )
+            for environment in _environments(2 if name.startswith("workers") else 1)
+        ]  # fmt: skip
+        for process in processes:
+            _, errors = process.communicate(timeout=600)
+            assert process.returncode == 0, errors[-3000:]
+    found: dict[str, list] = {}
+    for path in sorted(directory.glob("*.npz")):
+        with np.load(path) as arrays:
+            found.setdefault(path.name.split(".")[0], []).append(dict(arrays))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", TABLE)
+def test_weights_and_losses_after_three_steps(results, row):
+    (expected,) = results[TABLE[row]]
+    assert len(results[row]) == (2 if "workers" in row else 1)
+    start = results["whole"][0]["log/loss"][0]
+    assert abs(start - expected["log/loss"][-1]) > 1e-2  # the steps do something
+    for actual in results[row]:
+        assert actual.keys() >= expected.keys()
+        for name, value in expected.items():
+            np.testing.assert_allclose(actual[name], value, atol=1e-5, rtol=1e-5, err_msg=name)
+
+
+@pytest.mark.slow
+def test_parts_of_the_batch_norm_matter(results):
+    """Else the table would not show that statistics are where they belong."""
+    for one, other in (("whole", "halves"), ("halves", "quarters")):
+        weights = [results[name][0]["amdim/encoder/stem/kernel"] for name in (one, other)]
+        assert np.abs(weights[0] - weights[1]).max() > 1e-4
+
+
+@pytest.mark.slow
+def test_negatives_come_from_all_replicas(results):
+    """With scores of zero, p is 1 / (1 + negatives); 2 replicas have 8 images each."""
+    (logs,) = results["two_zero"]
+    for task, locations in (("1to5", 25), ("1to7", 49), ("5to5", 25)):
+        negatives = np.expm1(logs[f"log/loss_{task}"][0])
+        np.testing.assert_allclose(negatives, (16 - 1) * locations, rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_half_precision_stays_close(results):
+    (expected,) = results["whole"]
+    for name, tolerance in (("bfloat16", 0.05), ("float16", 0.01)):
+        (actual,) = results[name]
+        np.testing.assert_allclose(actual["log/loss"], expected["log/loss"], rtol=tolerance)
+        assert actual["amdim/encoder/stem/kernel"].dtype == np.float32
+    np.testing.assert_array_equal(results["float16"][0]["log/loss_scale"], 2.0**15)
+
+
+@pytest.mark.slow
+def test_an_overflow_skips_the_step_and_halves_the_scale(results):
+    (logs,) = results["float16_overflow"]
+    np.testing.assert_array_equal(logs["log/loss_scale"], 2.0 ** np.array([60, 59, 58]))
+    np.testing.assert_array_equal(logs["log/overflow"], 1)
+    np.testing.assert_array_equal(logs["log/nonfinite"], 0)
+    losses = logs["log/loss_1to5"]
+    np.testing.assert_array_equal(losses, losses[0])  # no location is drawn for it
+
+
+@pytest.mark.parametrize(
+    "settings, replicas, words",
+    [
+        ({"batch_size": 30}, 4, "a multiple of 4, the 4 replicas; the nearest: 28 and 32"),
+        ({"batch_size": 3}, 4, "the nearest: 4. Received: 3"),
+        ({"batch_size": 40, "microbatch": 8}, 2, "--microbatch=8; the nearest: 32 and 48"),
+    ],
+)
+def test_a_batch_that_does_not_divide(settings, replicas, words):
+    with pytest.raises(UserError, match="--batch_size") as error:
+        distribution.check_batch(config_lib.make(settings), replicas)
+    assert words in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "text, named",
+    [
+        ("", "nothing"),
+        ("{", "{"),
+        ("[]", "[]"),
+        ('{"cluster": {"worker": ["a:1"]}}', "a:1"),
+        ('{"cluster": {"worker": "a:1"}, "task": {"type": "worker", "index": 0}}', "the cluster"),
+        ('{"cluster": {"ps": ["a:1"]}, "task": {"type": "ps", "index": 0}}', "the cluster"),
+        ('{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 1}}', "the task"),
+    ],
+)
+def test_a_bad_cluster_is_named(text, named):
+    with pytest.raises(UserError, match="TF_CONFIG") as error:
+        distribution.parse_cluster(text)
+    assert named in str(error.value)
+
+
+def test_a_cluster_with_a_chief():
+    cluster = {"worker": ["b:1", "c:1"], "chief": ["a:1"]}
+    text = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 1}})
+    assert distribution.parse_cluster(text) == (("a:1", "b:1", "c:1"), 2)
+
+
+def _resolve(**settings):
+    return distribution.resolve(config_lib.make(settings))
+
+
+def test_one_device_is_what_this_process_has():
+    devices = _resolve()
+    assert (devices.replicas, devices.worker, devices.workers) == (1, 0, 1)
+    assert not devices.whole_step and not devices.islands
+    assert _resolve(xla="on").whole_step
+    with pytest.raises(UserError, match="--replicas: expected 0 with --strategy=one_device"):
+        _resolve(strategy="one_device", replicas=2)
+
+
+def test_a_tpu_is_asked_for_by_name(monkeypatch):
+    """With stand-ins for the resolver and the strategy: there is no TPU here."""
+    asked = []
+
+    class Strategy(tf.distribute.TPUStrategy):
+        def __init__(self, resolver):
+            asked.append(resolver)
+
+        num_replicas_in_sync = 8
+
+    monkeypatch.setattr(
+        tf.distribute.cluster_resolver, "TPUClusterResolver", lambda tpu: f"resolver of {tpu}"
+    )
+    monkeypatch.setattr(tf.config, "experimental_connect_to_cluster", asked.append)
+    monkeypatch.setattr(tf.tpu.experimental, "initialize_tpu_system", asked.append)
+    monkeypatch.setattr(tf.distribute, "TPUStrategy", Strategy)
+    devices = _resolve(strategy="tpu", tpu="mine", batch_size=64)
+    assert asked == ["resolver of mine"] * 3
+    assert devices.replicas == 8 and not devices.islands and not devices.whole_step
+    with pytest.raises(UserError, match="a multiple of 8"):
+        _resolve(strategy="tpu", batch_size=60)
+
+
+def test_no_tpu_gets_one_line():
+    with pytest.raises(UserError, match="--tpu: expected a TPU"):
+        _resolve(strategy="tpu", tpu="local")

@@ -1,0 +1,75 @@
+"""The plan of a configuration on a machine, beside what is known of some."""
+
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from amdim_tf import config as config_lib
+from amdim_tf.errors import UserError
+
+ROOT = pathlib.Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "tools"))
+
+
+@pytest.fixture(scope="module")
+def plan():
+    import plan
+
+    return plan
+
+
+def _imagenet(**settings):
+    return config_lib.make(
+        {
+            "dataset": "imagenet2012", "ndf": 192, "n_rkhs": 1536, "n_depth": 8,
+            "batch_size": 480, "epochs": 50.0, **settings,
+        }
+    )  # fmt: skip
+
+
+def test_the_paper_s_two_days_on_four_v100s():
+    """By the program, as a user runs it; the flag file is the paper's small ImageNet model."""
+    done = subprocess.run(
+        [sys.executable, "tools/plan.py", "--flagfile=configs/imagenet.cfg", "--hardware=v100x4",
+         "--precision=mixed_float16"],
+        capture_output=True, text=True, cwd=ROOT,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("schedule")]
+    days = float(line.split("(")[1].split()[0])
+    assert days == pytest.approx(2.0, abs=0.2)
+    assert ": it fits" in done.stdout and "Assumed: 10% of the peak" in done.stdout
+
+
+def test_what_does_not_fit_fits_with_the_microbatch_it_names(plan):
+    device, count = plan.parse_hardware("v100x4")
+    made = plan.make_plan(_imagenet(), device, count, 1_281_167)
+    assert made.memory > made.capacity and 120 % made.fitting == 0
+    again = plan.make_plan(_imagenet(microbatch=made.fitting), device, count, 1_281_167)
+    assert again.memory <= again.capacity
+    assert again.hours == pytest.approx(made.hours * 4 / 3)
+
+
+def test_what_replicas_exchange(plan):
+    device, _ = plan.parse_hardware("a100x1")
+    alone = plan.make_plan(_imagenet(), device, 1, 1000)
+    four = plan.make_plan(_imagenet(), device, 4, 1000)
+    assert (alone.gathered, alone.reduced) == (0, 0)
+    assert four.gathered == 480 * 2 * (25 + 49) * 1536 * 4  # both views, φ5 and φ7, float32
+    assert four.reduced == 4 * four.parameters
+    assert four.hours == pytest.approx(alone.hours / 4)
+
+
+def test_memory_of_a_step_that_was_measured(plan):
+    """(128, 1024, 10) at batch 32 took 1.4 to 1.5 GiB by tools/benchmark.py train."""
+    config = config_lib.make({"ndf": 128, "n_rkhs": 1024, "n_depth": 10, "batch_size": 32})
+    made = plan.make_plan(config, plan.DEVICES["v100"], 1, 1000)
+    assert 1.2 < made.memory / 2**30 < 1.7
+
+
+@pytest.mark.parametrize("text", ["v100", "x4", "k80x4", "v100x0", "v100x-1", "v100 x 4"])
+def test_bad_hardware_gets_one_line(plan, text):
+    with pytest.raises(UserError, match="--hardware: expected NAMExCOUNT"):
+        plan.parse_hardware(text)

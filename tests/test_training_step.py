@@ -1,0 +1,45 @@
+"""The training step as XLA sees it: the nearest thing to a TPU here."""
+
+import re
+
+import pytest
+import tensorflow as tf
+from test_model import make_batch, make_model
+
+
+def _hlo(function, *arguments):
+    compiled = tf.function(function, jit_compile=True, autograph=False)
+    return compiled.experimental_get_compiler_ir(*arguments)(stage="hlo")
+
+
+def _assert_static_and_on_the_device(hlo):
+    assert "ENTRY" in hlo
+    assert not re.search(r"\[[^\]]*<=", hlo), "a dynamic dimension"
+    for callback in ("custom-call", "infeed", "outfeed", "send(", "recv("):
+        assert callback not in hlo, callback
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [32, 64, 128])
+def test_the_step_lowers_to_xla(size):
+    model = make_model(image_size=size, n_depth=1, use_bn=True)
+    step, batch = model.training_step, make_batch(size)
+    drawn = step.draw(8)
+    _assert_static_and_on_the_device(_hlo(step, batch, drawn))
+    passes = {**batch, "noise": drawn["noise"]}
+    labelled = tf.constant(12.0)
+    _assert_static_and_on_the_device(_hlo(step.forward, passes, labelled))
+    views = step.forward(passes, labelled).views
+    # What the NCE of a replica gets: its own images, and those of all replicas.
+    whole = step._part(tf.concat(2 * [step._join(views)], axis=0))
+    offset = tf.constant(8)
+    _assert_static_and_on_the_device(
+        _hlo(lambda *given: step.nce(*given, None), views, whole, drawn["locations"], offset)
+    )
+
+
+@pytest.mark.slow
+def test_microbatches_and_blocks_lower_to_xla():
+    model = make_model(n_depth=1, microbatch=4, nce_block="3")
+    step = model.training_step
+    _assert_static_and_on_the_device(_hlo(step, make_batch(), step.draw(8)))

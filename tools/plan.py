@@ -1,0 +1,198 @@
+"""Says what a configuration costs on a machine, before it is rented.
+
+Usage:
+    python tools/plan.py --flagfile=configs/imagenet.cfg --hardware=v100x4
+    python tools/plan.py --flagfile=configs/imagenet.cfg --hardware=h100x8 --microbatch=6
+
+--hardware is NAMExCOUNT, with NAME one of v100, a100, h100, tpu_v3, tpu_v4, tpu_v5e; a TPU counts
+in chips. Printed are parameters, arithmetic, memory on each device and what would fit, bytes that
+devices exchange, and hours for the whole schedule, with the assumptions behind them.
+"""
+
+import math
+import pathlib
+import re
+import sys
+from typing import NamedTuple
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+
+from absl import flags
+
+from amdim_tf import cli_flags
+from amdim_tf import config as config_lib
+from amdim_tf.config import Config, parse_task
+from amdim_tf.errors import UserError
+
+
+class Device(NamedTuple):
+    """A device as its vendor describes it: 1e12 operations a second, and 2**30 bytes."""
+
+    float32: float
+    half: float
+    memory: float
+
+
+DEVICES = {
+    "v100": Device(15.7, 125.0, 16),
+    "a100": Device(156.0, 312.0, 40),
+    "h100": Device(494.0, 989.0, 80),
+    "tpu_v3": Device(123.0, 123.0, 32),
+    "tpu_v4": Device(275.0, 275.0, 32),
+    "tpu_v5e": Device(197.0, 197.0, 16),
+}
+# Shares of the peak that a step is assumed to reach. Half precision: what makes the paper's 50
+# epochs of the small ImageNet model take its 2 days on 4 V100s, on which the authors' code uses
+# mixed precision; in float32 it would have had 82% of the peak. float32: an assumption.
+UTILIZATION = {"float32": 0.60, "half": 0.10}
+USABLE_MEMORY = 0.9
+IMAGES = {
+    "scenes": 20_000, "cifar10": 50_000, "cifar100": 50_000, "stl10": 105_000,
+    "imagenet2012": 1_281_167, "places205": 2_448_873,
+}  # fmt: skip
+# A layer's tensors that its gradient needs: before and after the ReLU, and its output.
+_KEPT_TENSORS = 3
+# Score-sized tensors that exist at a time in one block of the NCE.
+_SCORE_TENSORS = 6
+
+
+class Plan(NamedTuple):
+    """Figures of a configuration on a machine; bytes and operations, not thousands of them."""
+
+    parameters: int
+    step_flops: int
+    weights: int
+    activations: int
+    embeddings: int
+    scores: int
+    capacity: float
+    fitting: int  # images of a replica at a time; 0: none
+    gathered: int
+    reduced: int
+    steps: int
+    hours: float
+
+    @property
+    def memory(self) -> int:
+        """Bytes on each device."""
+        return self.weights + self.activations + self.embeddings + self.scores
+
+
+def parse_hardware(text: str) -> tuple[Device, int]:
+    """The device and how many of it NAMExCOUNT means."""
+    match = re.fullmatch(r"(\w+?)x(\d+)", text)
+    if not match or match[1] not in DEVICES or not 0 < int(match[2]) <= 10**5:
+        raise UserError(
+            f"--hardware: expected NAMExCOUNT with NAME among {', '.join(DEVICES)}, such as "
+            f"v100x8. Received: {text!r:.80}."
+        )
+    return DEVICES[match[1]], int(match[2])
+
+
+def make_plan(config: Config, device: Device, count: int, images: int) -> Plan:
+    """The figures; `images` is the size of the data set."""
+    import keras
+
+    from amdim_tf import blocked_nce, costs, distribution
+    from amdim_tf.model import AMDIM
+
+    distribution.check_batch(config, count)
+    with keras.StatelessScope(initialize_variables=False):  # shapes, without the weights
+        model = AMDIM(config)
+    settings, batch = config.model, config.training.batch_size
+    share = batch // count
+    half = config.distribution.precision != "float32"
+    width = 2 if half else 4
+    parameters = sum(math.prod(v.shape) for v in model.variables)
+    flops = costs.step_flops(model, batch)
+    per_image = 2 * width * _KEPT_TENSORS * costs.forward_elements(model)
+    at_a_time = min(config.distribution.microbatch or share, share)
+    consequents = sorted({parse_task(task)[1] for task in settings.tasks})
+    local = 2 * sum(n * n for n in model.scales) * settings.n_rkhs  # numbers of one image pair
+    targets = 2 * sum(m * m for m in consequents) * settings.n_rkhs
+    # Embeddings and their gradient; of the global batch too where there are other replicas.
+    embeddings = 2 * width * (local * share + (targets * batch if count > 1 else 0))
+    shape = [batch, max(consequents) ** 2, settings.n_rkhs]
+    rows = blocked_nce.block_rows(config.distribution.nce_block, share, shape)
+    scores = _SCORE_TENSORS * 4 * rows * shape[0] * shape[1]
+    weights = 16 * parameters  # weight, gradient, and Adam's two moments
+    if config.distribution.microbatch:
+        weights += 4 * parameters  # the gradient's sum
+    capacity = USABLE_MEMORY * device.memory * 2**30
+    room = capacity - weights - embeddings - scores
+    divisors = [n for n in range(1, share + 1) if share % n == 0 and n * per_image <= room]
+    steps = config.training.train_steps or math.ceil(config.training.epochs * (images // batch))
+    # A microbatch is embedded once more than a plain batch: 4 parts instead of 3.
+    again = 4 / 3 if at_a_time < share else 1
+    peak, utilization = (
+        (device.half, UTILIZATION["half"]) if half else (device.float32, UTILIZATION["float32"])
+    )
+    seconds = steps * flops * again / (peak * 1e12 * utilization * count)
+    return Plan(
+        parameters, flops, weights, per_image * at_a_time, embeddings, scores, capacity,
+        divisors[-1] if divisors else 0,
+        width * targets * batch if count > 1 else 0,
+        4 * parameters if count > 1 else 0,
+        steps, seconds / 3600,
+    )  # fmt: skip
+
+
+def describe(plan: Plan, config: Config, count: int) -> list[str]:
+    """The plan as lines of text."""
+
+    def gib(count) -> str:
+        return f"{count / 2**30:.2f} GiB"
+
+    share = config.training.batch_size // count
+    fits = plan.memory <= plan.capacity
+    if fits:
+        verdict = "it fits"
+    elif plan.fitting:
+        verdict = f"it does NOT fit; --microbatch={plan.fitting} would"
+    else:
+        verdict = "it does NOT fit with any microbatch; use more devices, or a smaller model"
+    half = "float32" if config.distribution.precision == "float32" else "half"
+    return [
+        f"parameters            {plan.parameters:,}",
+        f"arithmetic            {plan.step_flops / 1e12:.2f} TFLOP a step of "
+        f"{config.training.batch_size} image pairs, {share} on each device",
+        f"memory of each device {gib(plan.memory)} of {gib(plan.capacity)}: {verdict}",
+        f"  weights, optimizer  {gib(plan.weights)}",
+        f"  activations         {gib(plan.activations)}",
+        f"  embeddings          {gib(plan.embeddings)}",
+        f"  scores              {gib(plan.scores)}",
+        f"all-gather            {gib(plan.gathered)} a step, and as much to sum its gradient",
+        f"all-reduce            {gib(plan.reduced)} a step, of gradients",
+        f"schedule              {plan.steps:,} steps, {plan.hours:.1f} hours "
+        f"({plan.hours / 24:.1f} days)",
+        f"Assumed: {100 * UTILIZATION[half]:.0f}% of the peak of {config.distribution.precision}, "
+        "communication hidden behind",
+        f"arithmetic, {100 * USABLE_MEMORY:.0f}% of memory usable, {_KEPT_TENSORS} tensors kept of "
+        f"each layer, {_SCORE_TENSORS} the size of the scores.",
+    ]
+
+
+def main() -> None:
+    """Prints the plan."""
+    config = config_lib.make(cli_flags.given_settings())
+    device, count = parse_hardware(cli_flags.FLAGS.hardware)
+    images = cli_flags.FLAGS.images or IMAGES.get(config.data.dataset, 0)
+    if not images:
+        raise UserError(
+            f"--images: expected the number of training images of {config.data.dataset}. "
+            "Received: nothing."
+        )
+    cli_flags.import_tensorflow_quietly()
+    plan = make_plan(config, device, count, images)
+    print(f"{config.data.dataset} on {cli_flags.FLAGS.hardware}")
+    print("\n".join(describe(plan, config, count)))
+
+
+if __name__ == "__main__":
+    cli_flags.define_config_flags()
+    flags.adopt_module_key_flags(cli_flags)
+    flags.DEFINE_string("hardware", "v100x4", "NAMExCOUNT, such as v100x8.")
+    flags.DEFINE_integer(
+        "images", 0, "Training images, where the data set does not tell.", lower_bound=0
+    )
+    cli_flags.run(main)
