@@ -10,10 +10,24 @@ from amdim_tf.classifiers import LinearClassifier, MLPClassifier, classification
 from amdim_tf.config import SCALES, Config, parse_task, top_channels
 from amdim_tf.embeddings import Embedding
 from amdim_tf.encoder import Encoder
-from amdim_tf.nce import multiscale_losses
+from amdim_tf.mixture import Mixture, image_posteriors
+from amdim_tf.nce import MixtureLoss, multiscale_losses
 
 # Keys that keep the step's random draws apart.
 _LOCATION_KEY, _DROPOUT_KEY = 1, 2
+
+
+def _mixture_logs(tasks) -> dict:
+    """Objective, posterior entropy and usage of each component, means over the mixture's tasks."""
+    mixed = [result for result in tasks.values() if isinstance(result, MixtureLoss)]
+    if not mixed:
+        return {}
+    usage = tf.add_n([result.figures.usage for result in mixed]) / len(mixed)  # [K]
+    return {
+        "mixture_objective": -tf.add_n([result.loss for result in mixed]) / len(mixed),
+        "mixture_entropy": tf.add_n([result.figures.entropy for result in mixed]) / len(mixed),
+        **{f"mixture_usage_{number}": share for number, share in enumerate(tf.unstack(usage))},
+    }
 
 
 def _is_floating(images) -> bool:
@@ -45,6 +59,10 @@ class AMDIM(keras.Model):
         )
         self.embedding5 = Embedding(settings.n_rkhs, settings.use_bn, name="embedding5")
         self.embedding7 = Embedding(settings.n_rkhs, settings.use_bn, name="embedding7")
+        components = settings.mixture_components
+        self.mixture = Mixture(components, name="mixture") if components else None
+        # Negatives of an image in a training batch, in the task 1to7.
+        self._negatives = (config.training.batch_size - 1) * 49
         self.linear = LinearClassifier(classes, name="linear") if classes else None
         self.mlp = MLPClassifier(classes, name="mlp") if classes else None
         self.build()
@@ -55,6 +73,8 @@ class AMDIM(keras.Model):
         self.encoder.build((None, self.image_size, self.image_size, 3))
         self.embedding5.build((None, 5, 5, channels))
         self.embedding7.build((None, 7, 7, channels))
+        if self.mixture is not None:
+            self.mixture.build((None, self.settings.n_rkhs))
         if self.classes:
             self.linear.build((None, self.settings.n_rkhs))
             self.mlp.build((None, self.settings.n_rkhs))
@@ -80,6 +100,25 @@ class AMDIM(keras.Model):
         features = self.encoder(images, training=training)
         embeddings = self.embed(features, SCALES, training=training)
         return {**features, **{f"phi{scale}": value for scale, value in embeddings.items()}}
+
+    def posterior(self, f1, phi7):
+        """The share of each mixture component in each location of φ7 (paper section 3.7).
+
+        Args:
+            f1: [N, D], of one view of each image.
+            phi7: [N, 7, 7, D], of the other; or of the same.
+
+        Returns:
+            float32 [N, 7, 7, K]; sums to 1 over K.
+        """
+        return image_posteriors(
+            tf.cast(self.mixture(f1), tf.float32),
+            tf.cast(phi7, tf.float32),
+            self.mixture.negatives.value,
+            self._negatives,
+            self.settings.score_clip,
+            self.settings.mixture_temperature,
+        )
 
     def preprocess(self, images):
         """The evaluation view of uint8 images [N, H, W, 3] of any size: what `encode` takes."""
@@ -120,6 +159,10 @@ class AMDIM(keras.Model):
         features = self.encoder(images, training=True, groups=2)
         embeddings = self.embed(features, self.scales, training=True, groups=2)
         halves = {scale: tf.split(value, 2) for scale, value in embeddings.items()}
+        mixtures = None
+        if self.mixture is not None:
+            mixtures = tf.split(self.mixture(features["f1"]), 2)  # 2 × [B, K, D]
+            self.mixture.remember(halves[7][1])
         locations = self.draw_locations(B, step)
         tasks = multiscale_losses(
             self.settings.tasks,
@@ -129,10 +172,13 @@ class AMDIM(keras.Model):
             {scale: drawn[1] for scale, drawn in locations.items()},
             self.settings.score_clip,
             self.settings.score_regularization,
+            mixtures,
+            self.settings.mixture_temperature,
         )
         logs = {f"loss_{task}": result.loss for task, result in tasks.items()}
         logs["regularizer"] = tf.add_n([result.regularizer for result in tasks.values()])
         logs["loss"] = tf.add_n([result.loss for result in tasks.values()])
+        logs |= _mixture_logs(tasks)
         total = logs["loss"] + logs["regularizer"]
         if self.classes:
             classifier_loss, classifier_logs = self._classifier_losses(features["f1"], labels, step)

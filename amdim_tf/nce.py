@@ -11,6 +11,7 @@ import typing
 import tensorflow as tf
 
 from amdim_tf.config import parse_task
+from amdim_tf.mixture_objective import MixtureFigures, mixture_figures, mixture_objective
 
 
 def scaled_scores(antecedents, consequents):
@@ -69,6 +70,14 @@ class TaskLoss(typing.NamedTuple):
     regularizer: tf.Tensor
 
 
+class MixtureLoss(typing.NamedTuple):
+    """The same of a task whose antecedents are mixtures, and how the components share it."""
+
+    loss: tf.Tensor
+    regularizer: tf.Tensor
+    figures: MixtureFigures
+
+
 def nce_loss(antecedents, consequents, clip, regularization):
     """The NCE loss of one task in one direction, and its score regularizer (section 3.3).
 
@@ -78,17 +87,48 @@ def nce_loss(antecedents, consequents, clip, regularization):
         clip: c, or 0 for no clipping.
         regularization: λ; the regularizer uses the scores before clipping.
     """
+    _check_batch(consequents)
+    scores = scaled_scores(_float32(antecedents), _float32(consequents))  # [B, B, S]
+    log_probabilities, _ = nce_log_probabilities(soft_clip(scores, clip))  # [B, S]
+    return TaskLoss(
+        -tf.reduce_mean(log_probabilities), regularization * tf.reduce_mean(tf.square(scores))
+    )
+
+
+def mixture_loss(antecedents, consequents, clip, regularization, temperature):
+    """The loss of one task in one direction whose antecedents are mixtures (section 3.7).
+
+    Args:
+        antecedents: [B, K, D].
+        consequents: [B, S, D].
+        clip, regularization: as in `nce_loss`; the regularizer is the mean over the components.
+        temperature: τ of the mixture.
+    """
+    _check_batch(consequents)
+    # A component at a time, each as a plain antecedent: K × [B, B, S].
+    scores = [
+        scaled_scores(component, _float32(consequents))
+        for component in tf.unstack(_float32(antecedents), axis=1)
+    ]
+    log_probabilities = tf.stack(
+        [nce_log_probabilities(soft_clip(part, clip))[0] for part in scores], axis=1
+    )  # [B, K, S]
+    squares = tf.add_n([tf.reduce_mean(tf.square(part)) for part in scores]) / len(scores)
+    return MixtureLoss(
+        -tf.reduce_mean(mixture_objective(log_probabilities, temperature)),
+        regularization * squares,
+        mixture_figures(log_probabilities, temperature),
+    )
+
+
+def _check_batch(consequents) -> None:
+    """Refuses a batch that has no negatives."""
     batch = consequents.shape[0]
     if batch is not None and batch < 2:
         raise ValueError(
             "NCE takes its negatives from the other images of the batch: expected at least 2 "
             f"images. Received: a batch of {batch}."
         )
-    scores = scaled_scores(_float32(antecedents), _float32(consequents))  # [B, B, S]
-    log_probabilities, _ = nce_log_probabilities(soft_clip(scores, clip))  # [B, S]
-    return TaskLoss(
-        -tf.reduce_mean(log_probabilities), regularization * tf.reduce_mean(tf.square(scores))
-    )
 
 
 def antecedents_of(embedding, locations):
@@ -111,7 +151,9 @@ def flat_locations(embedding):
     return tf.reshape(embedding, [-1, H * W, D])
 
 
-def multiscale_losses(tasks, view1, view2, locations1, locations2, clip, regularization):
+def multiscale_losses(
+    tasks, view1, view2, locations1, locations2, clip, regularization, mixtures=None, temperature=1.0
+):
     """Losses of all tasks n→m, both directions averaged (paper section 3.5).
 
     Args:
@@ -120,26 +162,26 @@ def multiscale_losses(tasks, view1, view2, locations1, locations2, clip, regular
         locations1, locations2: {n: [B]}, the location drawn in each view for tasks with a local
             antecedent of scale n.
         clip, regularization: as in `nce_loss`.
+        mixtures: None, or for each view the components [B, K, D] that take the place of φ1 as
+            antecedent.
+        temperature: τ of the mixture.
 
     Returns:
-        Task name -> TaskLoss.
+        Task name -> TaskLoss, or MixtureLoss where components are the antecedent.
     """
+
+    def one_direction(n, m, source, target, locations, components):
+        consequents = flat_locations(target[m])
+        if n == 1 and components is not None:
+            return mixture_loss(components, consequents, clip, regularization, temperature)
+        antecedents = antecedents_of(source[n], locations.get(n))
+        return nce_loss(antecedents, consequents, clip, regularization)
+
+    components1, components2 = mixtures or (None, None)
     losses = {}
     for task in tasks:
         n, m = parse_task(task)
-        forward, backward = (
-            nce_loss(
-                antecedents_of(source[n], locations.get(n)),
-                flat_locations(target[m]),
-                clip,
-                regularization,
-            )
-            for source, target, locations in (
-                (view1, view2, locations1),
-                (view2, view1, locations2),
-            )
-        )
-        losses[task] = TaskLoss(
-            (forward.loss + backward.loss) / 2, (forward.regularizer + backward.regularizer) / 2
-        )
+        forward = one_direction(n, m, view1, view2, locations1, components1)
+        backward = one_direction(n, m, view2, view1, locations2, components2)
+        losses[task] = tf.nest.map_structure(lambda a, b: (a + b) / 2, forward, backward)
     return losses
