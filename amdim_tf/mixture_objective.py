@@ -1,8 +1,8 @@
 """The mixture objective and posterior: pure functions of NCE scores (paper section 3.7).
 
-The score s_j of component j for a consequent is its NCE log-probability, log p, and not the matching
-score Φ: the paper defines it as "the log-softmax term for the mutual information bound". Both differ
-by what component j gives to the negatives, so a component gains nothing by scoring everything high.
+The score s_j of component j for a consequent is its NCE log-probability, log p, and not the
+matching score Φ: the paper takes it to be the log-softmax term of its eq. nce_log_softmax. The two
+differ by what component j gives to the negatives, so that none gains by scoring everything high.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import tensorflow as tf
 
 
 def mixture_objective(scores, temperature: float):
-    """max over q of Σ_j q_j s_j + αH(q) − α·log K, with α = 1/τ (paper eq. mixture_objective).
+    """The maximum over q of Σ_j q_j s_j + αH(q) − α·log K, α = 1/τ (eq. mixture_objective).
 
     The best q is softmax(τs) (eq. mixture_posterior), and with it the sum is α·logsumexp_j(s_j/α),
-    less the constant: α·log(mean_j exp(s_j/α)). By the envelope theorem its gradient is Σ_j q_j ∇s_j,
-    as if q were given.
+    less the constant: α·log(mean_j exp(s_j/α)). By the envelope theorem its gradient is
+    Σ_j q_j ∇s_j, as if q were given.
 
     The constant, which the paper does not subtract, changes no gradient. With it the objective goes
     from the mean of the scores (τ → 0) to their maximum (τ → ∞), K equal components have the
@@ -38,7 +38,7 @@ def mixture_objective(scores, temperature: float):
 
 
 def mixture_posterior(scores, temperature: float):
-    """q = softmax_j(τ s_j), the share of each component in each consequent (eq. mixture_posterior).
+    """The share q = softmax_j(τ s_j) of each component in each consequent (eq. mixture_posterior).
 
     Args:
         scores: s, [..., K, S].

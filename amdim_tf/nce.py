@@ -152,7 +152,15 @@ def flat_locations(embedding):
 
 
 def multiscale_losses(
-    tasks, view1, view2, locations1, locations2, clip, regularization, mixtures=None, temperature=1.0
+    tasks,
+    view1,
+    view2,
+    locations1,
+    locations2,
+    clip,
+    regularization,
+    mixtures=None,
+    temperature=1.0,
 ):
     """Losses of all tasks n→m, both directions averaged (paper section 3.5).
 

@@ -26,6 +26,7 @@ from amdim_tf import (
 from amdim_tf.config import Config, shown
 from amdim_tf.errors import Interrupted, UserError, warn
 from amdim_tf.examples import ArraySource, Source
+from amdim_tf.mixture_watch import MixtureWatch
 from amdim_tf.model import AMDIM
 from amdim_tf.optimizer import make_optimizer
 from amdim_tf.progress import Progress
@@ -172,6 +173,7 @@ class _Loop:
     def __init__(self, model: AMDIM, config: Config, saved, log, restored, check_data):
         self._model, self._config, self._training = model, config, config.training
         self._saved, self._log, self._check_data = saved, log, check_data
+        self._mixture_watch = MixtureWatch(config.model.mixture_components, warn)
         self._step = restored.step
         self._nonfinite = int(restored.loop.get("nonfinite_steps", 0))
         self._window = Window(
@@ -225,6 +227,7 @@ class _Loop:
         figures = average(self._window.arrays())
         figures |= {"images_per_second": images / seconds, "checkpoint_seconds": self._pause}
         self._log.write(self._step, figures, seconds)
+        self._mixture_watch.look(self._step, figures)
         self._window, self._row_began = Window({}), time.monotonic()
         self._steps_since_row, self._pause = 0, 0.0
         return figures
