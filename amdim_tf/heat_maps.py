@@ -23,6 +23,7 @@ def grid(rows: int, columns: int, title: str, row_height: float = 1.0):
     figure.suptitle(title, fontsize=10)
     for one in axes.flat:
         one.set_axis_off()
+        one.set_anchor("N")  # level with each other, whatever has a scale below it
     return figure, axes
 
 
@@ -41,7 +42,7 @@ def show_heat(axes, picture: np.ndarray, values: np.ndarray, limits, title: str 
     axes.imshow(grey, cmap="gray", vmin=0, vmax=255, interpolation="nearest", extent=(0, 1, 1, 0))
     edge = 0.5 - len(values) / 16
     drawn = axes.imshow(
-        values, cmap=HEAT, vmin=limits[0], vmax=limits[1], alpha=0.7, interpolation="nearest",
+        values, cmap=HEAT, vmin=limits[0], vmax=limits[1], alpha=0.8, interpolation="nearest",
         extent=(edge, 1 - edge, 1 - edge, edge),
     )  # fmt: skip
     axes.set(xlim=(0, 1), ylim=(1, 0))

@@ -12,7 +12,7 @@ from amdim_tf.model import AMDIM
 
 _CELL_NAMES = ("A", "B")
 # How much of the overlay the components' colours make; the rest is the grey picture.
-_COLOUR_SHARE = 0.65
+_COLOUR_SHARE = 0.75
 
 
 class Similarities(typing.NamedTuple):
