@@ -10,14 +10,26 @@ from amdim_tf import charts
 HEAT = "viridis"
 # Inches of a picture's side.
 SIDE = 1.15
+# Pictures' sides of a row whose pictures have titles.
+TITLED = 1.12
 _TITLE_INCHES = 0.75
 
 
-def grid(rows: int, columns: int, title: str, row_height: float = 1.0):
-    """A figure with axes [rows, columns] for pictures; a row is `row_height` pictures high."""
-    height = rows * row_height * SIDE + _TITLE_INCHES
+def grid(heights: list[float], columns: int, title: str):
+    """A figure with axes [rows, columns] for pictures.
+
+    Args:
+        heights: of each row, in pictures; one with titles above needs some more than 1.
+        columns: of pictures.
+        title: of the figure.
+    """
     figure, axes = pyplot.subplots(
-        rows, columns, figsize=(columns * SIDE, height), layout="constrained", squeeze=False
+        len(heights),
+        columns,
+        figsize=(columns * SIDE, sum(heights) * SIDE + _TITLE_INCHES),
+        gridspec_kw={"height_ratios": heights},
+        layout="constrained",
+        squeeze=False,
     )
     figure.get_layout_engine().set(w_pad=0.02, h_pad=0.02, wspace=0.01, hspace=0.01)
     figure.suptitle(title, fontsize=10)

@@ -66,7 +66,7 @@ def draw_similarities(pictures1: np.ndarray, pictures2: np.ndarray, found: Simil
     """
     rows = len(pictures1)
     figure, axes = heat_maps.grid(
-        rows, 7, "Similarity (cosine) of features of x¹ to the cells of x²", row_height=1.12
+        [heat_maps.TITLED] * rows, 7, "Similarity (cosine) of features of x¹ to the cells of x²"
     )
     kinds = {
         "f1(x¹) to f7(x²)": (found.f1_f7[:, None], [2]),
@@ -107,7 +107,9 @@ def draw_segmentation(pictures1: np.ndarray, pictures2: np.ndarray, posterior: n
     K, size = posterior.shape[-1], pictures1.shape[1]
     overlays = overlay(pictures2, cells.upsample(posterior, size))
     figure, axes = heat_maps.grid(
-        -(-len(pictures1) // 2), 6, "Which component of x¹ explains which part of x²", 1.12
+        [heat_maps.TITLED] * -(-len(pictures1) // 2),
+        6,
+        "Which component of x¹ explains which part of x²",
     )
     groups = axes.reshape(-1, 3)
     for group, one, two, three in zip(groups, pictures1, pictures2, overlays, strict=False):

@@ -59,9 +59,10 @@ def draw(gallery: Gallery, found: Retrieved):
     """Two rows per query: images with their cosine, and the scores over them."""
     rows = len(found.queries)
     figure, axes = heat_maps.grid(
-        2 * rows, 1 + NEIGHBOURS,
-        "Nearest images by f1; below each, how f1 of the query matches its f7", row_height=1.12,
-    )  # fmt: skip
+        [heat_maps.TITLED, 1.0] * rows,
+        1 + NEIGHBOURS,
+        "Nearest images by f1; below each, how f1 of the query matches its f7",
+    )
     limits = heat_maps.limits_of(found.scores)
     for row, query in enumerate(found.queries):
         above, below = axes[2 * row], axes[2 * row + 1]
