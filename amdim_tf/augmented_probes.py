@@ -18,7 +18,7 @@ import tensorflow as tf
 from amdim_tf import features, input_pipeline
 from amdim_tf.classifiers import LinearClassifier, MLPClassifier, classification_loss
 from amdim_tf.config import Config
-from amdim_tf.examples import ArraySource, Source
+from amdim_tf.examples import Source, subset
 from amdim_tf.feature_splits import Features
 from amdim_tf.model import AMDIM
 from amdim_tf.optimizer import CoupledAdam, WarmupMilestones
@@ -108,20 +108,7 @@ def _split(source: Source, seed: int) -> tuple[Source, Source]:
     count = len(source)
     held_out = max(1, min(round(_HELD_OUT_SHARE * count), _MOST_HELD_OUT))
     order = np.random.default_rng(seed).permutation(count)
-    return _subset(source, np.sort(order[held_out:])), _subset(source, np.sort(order[:held_out]))
-
-
-def _subset(source: Source, rows: np.ndarray) -> Source:
-    """The given examples of a source, in the given order."""
-    if isinstance(source, ArraySource):
-        return dataclasses.replace(source, images=source.images[rows], labels=source.labels[rows])
-    numbers = tf.constant(rows, tf.int64)
-    return dataclasses.replace(
-        source,
-        count=len(rows),
-        read=lambda index: source.read(numbers[index]),
-        name_of=lambda index: source.name_of(int(rows[index])),
-    )
+    return subset(source, np.sort(order[held_out:])), subset(source, np.sort(order[:held_out]))
 
 
 def _train(model: AMDIM, source: Source, config: Config, classes, names, epochs):

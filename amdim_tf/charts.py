@@ -13,18 +13,32 @@ from matplotlib import pyplot
 # Okabe and Ito's colours, which colour-blind people can tell apart.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "#000000")
 MARKERS = "osD^vPX*"
+DPI = 120
 # Beyond this many classes their names cannot be read beside a matrix.
 _NAMED_CLASSES = 40
 _PICTURES_IN_A_ROW = 9
 
 
-def _save(figure, path: pathlib.Path) -> None:
-    """Writes aside, then puts the file in its place; without a date, so that bytes repeat."""
+# What each format would note of its making, left out so that the same figure has the same bytes.
+_UNDATED = {
+    "png": {"Software": None},
+    "pdf": {"Creator": None, "Producer": None, "CreationDate": None},
+}
+
+
+def save(figure, path: pathlib.Path) -> None:
+    """Writes aside, then puts the file in its place: PNG or PDF by its suffix."""
+    kind = path.suffix[1:]
     aside = path.with_name(path.name + ".partial")
     aside.unlink(missing_ok=True)
     with aside.open("xb") as file:
-        figure.savefig(file, format=path.suffix[1:], dpi=120, metadata={"Software": None})
+        figure.savefig(file, format=kind, dpi=DPI, metadata=_UNDATED[kind])
     aside.replace(path)
+
+
+def _save(figure, path: pathlib.Path) -> None:
+    """Writes a figure that is not needed any more."""
+    save(figure, path)
     pyplot.close(figure)
 
 

@@ -146,6 +146,20 @@ class ModelConfig:
         20.0, "Soft limit c of the scores, c·tanh(s/c); 0: no clipping.", minimum=0
     )
     score_regularization: float = _setting(4e-2, "Weight λ of the mean squared score.", minimum=0)
+    mixture_components: int = _setting(
+        0,
+        "Components of the mixture that takes the place of f1 as antecedent (paper section 3.7); "
+        "0: no mixture.",
+        minimum=0,
+        maximum=64,
+    )
+    mixture_temperature: float = _setting(
+        1.0,
+        "τ of the mixture: near 0 all components learn from every location, above about 10 the "
+        "best alone.",
+        minimum=1e-3,
+        maximum=1e3,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -460,6 +474,11 @@ def _check_together(config: Config) -> None:
         )
     for task in tasks:
         parse_task(task)
+    if config.model.mixture_components and "1to7" not in tasks:
+        raise UserError(
+            "--mixture_components: expected 1to7 among --tasks, in which components share the "
+            f"locations of f7. Received: {','.join(tasks)}."
+        )
     for name in ("crop_scale", "crop_ratio"):
         low, high = getattr(config.views, name)
         if low > high:

@@ -25,7 +25,7 @@ def _layers(model: AMDIM):
 
 
 def forward_flops(model: AMDIM) -> int:
-    """Multiplications and additions of encoder and embeddings for one view of one image.
+    """Multiplications and additions of encoder, embeddings and mixture for one view of an image.
 
     Only matrix products count: convolutions and dense layers.
     """
@@ -37,6 +37,9 @@ def forward_flops(model: AMDIM) -> int:
         if scale in model.scales:
             kernels = (embedding.conv1.kernel, embedding.conv2.kernel, embedding.shortcut.kernel)
             total += sum(2 * scale * scale * _size(kernel) for kernel in kernels)
+    if model.mixture is not None:
+        kernels = (model.mixture.hidden.kernel, model.mixture.residuals.kernel)
+        total += sum(2 * _size(kernel) for kernel in kernels)
     return total
 
 
@@ -53,9 +56,10 @@ def step_flops(model: AMDIM, batch_size: int) -> int:
     Forward and backward of both views (the gradient costs two products for each of the forward
     pass), the scores of every task in both directions, and the online classifiers.
     """
+    components = max(model.settings.mixture_components, 1)
     scores = sum(
-        2 * 2 * model.settings.n_rkhs * parse_task(task)[1] ** 2 * batch_size
-        for task in model.settings.tasks
+        2 * 2 * model.settings.n_rkhs * m**2 * batch_size * (components if n == 1 else 1)
+        for n, m in map(parse_task, model.settings.tasks)
     )
     classifiers = 0
     if model.classes:

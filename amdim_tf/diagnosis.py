@@ -42,7 +42,10 @@ def describe_step(model: AMDIM, batch, logs: dict[str, tf.Tensor], step: int) ->
 
 
 def _scores(model: AMDIM, batch: dict[str, tf.Tensor], step: int) -> dict[str, tf.Tensor]:
-    """Task -> scores [B, B, S] before clipping, from the first view to the second."""
+    """Task -> scores before clipping, from the first view to the second.
+
+    [B, B, S]; where a mixture is the antecedent, [B·K, B, S].
+    """
     images = tf.concat([batch["view1"], batch["view2"]], axis=0)  # [2B, S, S, 3]
     features = model.encoder(images, training=True, groups=2)
     embeddings = model.embed(features, model.scales, training=True, groups=2)
@@ -53,5 +56,7 @@ def _scores(model: AMDIM, batch: dict[str, tf.Tensor], step: int) -> dict[str, t
         n, m = parse_task(task)
         drawn = locations[n][0] if n in locations else None
         antecedents = nce.antecedents_of(halves[n][0], drawn)  # [B, D]
+        if n == 1 and model.mixture is not None:
+            antecedents = tf.reshape(model.mixture(antecedents), [-1, antecedents.shape[1]])
         scores[task] = nce.scaled_scores(antecedents, nce.flat_locations(halves[m][1]))
     return scores

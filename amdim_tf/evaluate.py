@@ -3,6 +3,7 @@
 Usage:
     python -m amdim_tf.evaluate --model_dir=runs/quickstart --probes=linear,mlp,knn,few_labels
     python -m amdim_tf.evaluate --model_dir=runs/imagenet --dataset=places205 --data_dir=PLACES
+    python -m amdim_tf.evaluate --model_dir=runs/scenes_mixture --probes=linear,segmentation
 
 Prints a table and writes MODEL_DIR/evaluation/DATASET.json, with a confusion matrix and a learning
 curve beside it, and TensorBoard scalars. Features are extracted once per checkpoint and kept in
@@ -24,7 +25,9 @@ flags.DEFINE_list(
     ["linear"],
     "What to measure. linear, mlp: classifiers on f1. knn: weighted nearest neighbours. "
     "few_labels: ridge regression on 1, 5 and 10 labels per class and on 1% and 10% of all labels. "
-    "linear_adam: a linear classifier after 20 epochs of Adam, for comparison with others.",
+    "linear_adam: a linear classifier after 20 epochs of Adam, for comparison with others. "
+    "bag_of_features: a linear classifier on a mixture's components; done beside linear for any "
+    "run that has a mixture. segmentation: how a mixture's components divide images with masks.",
 )
 flags.DEFINE_list("baselines", [], "What to show beside it: untrained, pixels.")
 flags.DEFINE_enum(
@@ -50,6 +53,12 @@ flags.DEFINE_integer(
 flags.DEFINE_integer(
     "probe_seed", 0, "Seed of held-out images, draws and classifiers.", lower_bound=0
 )
+flags.DEFINE_string(
+    "mask_dir",
+    "",
+    "For segmentation on a folder: a directory with a PNG file for each test image, at the same "
+    "place below it, in which each colour is a segment.",
+)
 flags.DEFINE_bool(
     "watch", False, "Evaluate each new checkpoint of a running training, until its last step."
 )
@@ -66,6 +75,7 @@ def main() -> None:
         model_dir=model_dir,
         dataset=given.dataset,
         data_dir=given.data_dir,
+        mask_dir=given.mask_dir,
         probes=tuple(given.probes),
         baselines=tuple(given.baselines),
         augmented=given.probe_training == "augmented",

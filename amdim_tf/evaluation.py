@@ -20,6 +20,7 @@ from amdim_tf import (
     neighbours,
     probing,
     recalibration,
+    segmentation_probe,
     sources,
 )
 from amdim_tf import config as config_lib
@@ -30,7 +31,9 @@ from amdim_tf.feature_splits import Features
 from amdim_tf.input_pipeline import steps_per_epoch
 from amdim_tf.model import AMDIM
 
-PROBES = ("linear", "mlp", "knn", "few_labels", "linear_adam")
+# Those that classify images, by their features; and how a mixture divides them.
+CLASSIFYING = ("linear", "mlp", "knn", "few_labels", "linear_adam", "bag_of_features")
+PROBES = (*CLASSIFYING, "segmentation")
 BASELINES = ("untrained", "pixels")
 # The number of neighbours whose accuracy stands for the whole of kNN.
 SHOWN_NEIGHBOURS = 20
@@ -44,6 +47,7 @@ class EvaluationSettings:
     Attributes:
         model_dir: directory of a training run.
         dataset, data_dir: what to evaluate on; empty for the run's own.
+        mask_dir: masks of a folder's test images, for segmentation.
         probes: among PROBES.
         baselines: among BASELINES; the same probes on these features.
         augmented: train linear and mlp on augmented images, as in the paper.
@@ -56,6 +60,7 @@ class EvaluationSettings:
     model_dir: str
     dataset: str = ""
     data_dir: str = ""
+    mask_dir: str = ""
     probes: tuple[str, ...] = ("linear",)
     baselines: tuple[str, ...] = ()
     augmented: bool = False
@@ -95,14 +100,14 @@ def evaluate(settings: EvaluationSettings) -> dict[str, Any]:
     """
     config = _evaluation_config(settings)
     model, step = checkpoints.load_model(settings.model_dir, step_wanted=True)
-    splits = _load_splits(config)
+    splits = _load_splits(settings, config)
     return _evaluate_step(settings, config, splits, model, step)
 
 
 def watch(settings: EvaluationSettings) -> None:
     """Evaluates each new checkpoint of a training until the run has reached its last step."""
     config = _evaluation_config(settings)
-    splits, last, seen = _load_splits(config), _last_step(settings.model_dir), -1
+    splits, last, seen = _load_splits(settings, config), _last_step(settings.model_dir), -1
     while True:
         model, step = checkpoints.load_model(settings.model_dir, step_wanted=True)
         if step > seen:
@@ -136,7 +141,10 @@ def _evaluation_config(settings: EvaluationSettings) -> Config:
     return dataclasses.replace(config, data=data)
 
 
-def _load_splits(config: Config) -> _Splits:
+def _load_splits(settings, config: Config) -> _Splits | None:
+    """Labelled images; None where no probe needs any."""
+    if not set(settings.probes) & set(CLASSIFYING):
+        return None
     splits = _Splits(*(sources.load(config.data, split) for split in ("labelled", "test")))
     names, others = splits.train.class_names, splits.test.class_names
     if len(names) < 2:
@@ -153,10 +161,14 @@ def _load_splits(config: Config) -> _Splits:
     return splits
 
 
-def _evaluate_step(settings, config: Config, splits: _Splits, model: AMDIM, step: int):
+def _evaluate_step(settings, config: Config, splits: _Splits | None, model: AMDIM, step: int):
     """Evaluates one checkpoint and writes the results."""
+    if model.mixture is None:
+        for probe in {"bag_of_features", "segmentation"} & set(settings.probes):
+            segmentation_probe.require_mixture(model, f"--probes={probe}")
     if settings.recalibrate:
-        recalibration.recalibrate(model, splits.train, config, settings.recalibrate)
+        train = splits.train if splits else sources.load(config.data, "train")
+        recalibration.recalibrate(model, train, config, settings.recalibrate)
     results: dict[str, Any] = {
         "dataset": config.data.dataset,
         "trained_on": config_file.load(config_file.path_in(settings.model_dir))[0].data.dataset,
@@ -164,9 +176,24 @@ def _evaluate_step(settings, config: Config, splits: _Splits, model: AMDIM, step
         "seed": settings.seed,
         "probe_training": "augmented" if settings.augmented else "cached",
         "recalibrated_on": settings.recalibrate,
-        "classes": list(splits.class_names),
+        "classes": list(splits.class_names) if splits else [],
         "command": settings.command,
+        "baselines": {},
     }
+    if splits:
+        results |= _classify(settings, config, splits, model)
+    if "segmentation" in settings.probes:
+        results["segmentation"] = segmentation_probe.evaluate(
+            model, config, settings.mask_dir, settings.seed
+        )
+    evaluation_files.write(settings.model_dir, results)
+    evaluation_files.print_table(results)
+    return results
+
+
+def _classify(settings, config: Config, splits: _Splits, model: AMDIM) -> dict[str, Any]:
+    """Results of the classifying probes, those of the baselines under "baselines"."""
+    results: dict[str, Any] = {}
     for name in ("learned", *settings.baselines):
         encoder = model
         if name == "untrained":
@@ -182,8 +209,6 @@ def _evaluate_step(settings, config: Config, splits: _Splits, model: AMDIM, step
             results |= {**found, "baselines": {}}
         else:
             results["baselines"][name] = found
-    evaluation_files.write(settings.model_dir, results)
-    evaluation_files.print_table(results)
     return results
 
 
@@ -220,6 +245,8 @@ def _probe(settings, config, name, encoder, splits: _Splits, train: Features, te
             fitted = fit(train, classes, seed, f"{probe} classifier, {name}")
             measured = probing.measure(fitted.logits(test.values), test.labels, classes)
             found[probe] = {**measured, "settings": fitted.settings}
+    if {"bag_of_features", "linear"} & set(settings.probes) and name == "learned":
+        found |= _bag_of_features(encoder, train, test, classes, seed)
     if "linear_adam" in settings.probes:
         found["linear_adam"] = {"accuracy": linear_adam.linear_accuracy(train, test, classes)}
     if "knn" in settings.probes:
@@ -229,3 +256,20 @@ def _probe(settings, config, name, encoder, splits: _Splits, train: Features, te
     if "few_labels" in settings.probes:
         found["few_labels"] = few_labels.evaluate(train, test, splits.class_names, seed=seed)
     return found
+
+
+def _bag_of_features(model: AMDIM, train: Features, test: Features, classes: int, seed: int):
+    """A linear classifier on a mixture's components (end of the paper's section 4); or nothing.
+
+    The paper does not say how its bag is made. Here it is the mean and the maximum over the
+    components, which do not depend on their order: [N, 2D] of f1 [N, D].
+    """
+    if model.mixture is None:
+        return {}
+    bags = [
+        Features(features.bag_of_features(model, split.values), split.labels)
+        for split in (train, test)
+    ]
+    fitted = probing.fit_linear(bags[0], classes, seed, "linear classifier, bag of features")
+    measured = probing.measure(fitted.logits(bags[1].values), test.labels, classes)
+    return {"bag_of_features": {**measured, "settings": fitted.settings}}

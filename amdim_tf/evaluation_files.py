@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from amdim_tf import charts
+from amdim_tf import charts, segmentation_probe
 
 _DESCRIBED = {"untrained": "untrained encoder", "pixels": "raw pixels"}
 
@@ -26,7 +26,8 @@ def write(model_dir, results: dict[str, Any]) -> None:
     dataset = results["dataset"]
     _replace(directory / f"{dataset}.json", json.dumps(results, indent=2) + "\n")
     history = _extend_history(directory / f"{dataset}_history.csv", results)
-    charts.learning_curve(history, directory / f"{dataset}_curve.png")
+    if any(len(row) > 1 for row in history):
+        charts.learning_curve(history, directory / f"{dataset}_curve.png")
     confusion = results.get("linear", results.get("mlp", {})).get("confusion")
     if confusion:
         path = directory / f"{dataset}_confusion.png"
@@ -38,7 +39,7 @@ def accuracies(found: dict[str, Any]) -> dict[str, float]:
     """{what: accuracy} of one set of features, in the order of the table."""
     shown = {
         name: found[name]["accuracy"]
-        for name in ("linear", "linear_adam", "mlp", "knn")
+        for name in ("linear", "bag_of_features", "linear_adam", "mlp", "knn")
         if name in found
     }
     few = found.get("few_labels", {})
@@ -46,6 +47,34 @@ def accuracies(found: dict[str, Any]) -> dict[str, float]:
 
 
 def print_table(results: dict[str, Any]) -> None:
+    """Prints what was measured: accuracies, and agreement with masks."""
+    if accuracies(results):
+        _print_accuracies(results)
+    if "segmentation" in results:
+        _print_segmentation(results)
+
+
+def _print_segmentation(results: dict[str, Any]) -> None:
+    """Prints a row per way to divide images and a column per measure and resolution."""
+    found = results["segmentation"]
+    columns = [
+        (measure, resolution)
+        for measure in segmentation_probe.MEASURES
+        for resolution in segmentation_probe.RESOLUTIONS
+    ]
+    print(
+        f"\nSegmentation of {found['images']} test images of {results['dataset']} into "
+        f"{found['components']} regions (step {results['step']})."
+    )
+    headings = "".join(f"{text:>24}" for text in segmentation_probe.MEASURES.values())
+    print(" " * 22 + headings)
+    print(" " * 22 + "".join(f"{resolution:>12}" for _, resolution in columns))
+    for method, described in segmentation_probe.METHODS.items():
+        cells = (found[resolution][method][measure] for measure, resolution in columns)
+        print(f"{described:<22}" + "".join(f"{cell:>12.3f}" for cell in cells))
+
+
+def _print_accuracies(results: dict[str, Any]) -> None:
     """Prints a row per set of features and a column per probe, in percent."""
     rows = {f"learned features (step {results['step']})": results}
     rows |= {_DESCRIBED[name]: found for name, found in results["baselines"].items()}
@@ -66,7 +95,9 @@ def print_table(results: dict[str, Any]) -> None:
 
 def _cell(found: dict[str, Any], column: str) -> str:
     """An accuracy in percent; a mean over draws with its standard deviation."""
-    share = accuracies(found)[column]
+    share = accuracies(found).get(column)
+    if share is None:  # a bag of features has no counterpart among the baselines
+        return "-"
     if column.startswith("few_labels "):
         spread = found["few_labels"][column.removeprefix("few_labels ")]["std"]
         return f"{100 * share:.1f} ± {100 * spread:.1f}"
@@ -119,6 +150,11 @@ def _log(directory: pathlib.Path, results: dict[str, Any], figures: pathlib.Path
     with tf.summary.create_file_writer(str(directory)).as_default(step=results["step"]):
         for name, value in accuracies(results).items():
             tf.summary.scalar(f"{results['dataset']}/{name.replace(' ', '_')}", value)
+        for resolution in segmentation_probe.RESOLUTIONS if "segmentation" in results else ():
+            for method, measures in results["segmentation"][resolution].items():
+                for measure, value in measures.items():
+                    tag = f"{results['dataset']}/segmentation_{resolution}/{measure}/{method}"
+                    tf.summary.scalar(tag, value)
         picture = figures / f"{results['dataset']}_confusion.png"
         if picture.exists():
             pixels = tf.io.decode_png(picture.read_bytes(), channels=3)

@@ -113,6 +113,19 @@ class SkippedImages:
 Source = ArraySource | EncodedSource
 
 
+def subset(source: Source, rows: np.ndarray) -> Source:
+    """The given examples of a source, in the given order."""
+    if isinstance(source, ArraySource):
+        return dataclasses.replace(source, images=source.images[rows], labels=source.labels[rows])
+    numbers = tf.constant(rows, tf.int64)
+    return dataclasses.replace(
+        source,
+        count=len(rows),
+        read=lambda index: source.read(numbers[index]),
+        name_of=lambda index: source.name_of(int(rows[index])),
+    )
+
+
 def in_memory(source: EncodedSource) -> ArraySource | None:
     """The source decoded into one array, if its images have one small size; None otherwise."""
     sizes = (_size_of(source, index) for index in range(min(len(source), 16)))

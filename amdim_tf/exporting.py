@@ -33,7 +33,7 @@ FORMAT = "amdim_tf export"
 _OWN_NAMES = {METADATA_FILE, LITE_FILE, "saved_model.pb", "fingerprint.pb", "variables", "assets"}
 # Largest difference from the float32 model, as a share of the largest output or of 1. bfloat16 has
 # 8 bits and errors of a few percent; its limit is there to find what is broken.
-_TOLERANCE = {"float32": 1e-5, "bfloat16": 0.1, "LiteRT": 1e-4}
+_TOLERANCE = {"float32": 1e-5, "bfloat16": 0.1, "LiteRT": 1e-4, "posterior": 1e-3}
 _IMAGES_CHECKED = 3  # of each size
 
 
@@ -216,7 +216,25 @@ def check_signatures(signatures, model: AMDIM, dtype: str) -> float:
             differences += [
                 _difference(output, expected[name], dtype) for name, output in outputs.items()
             ]
+        if model.mixture is not None:
+            differences.append(_mixture_difference(signatures, model, images, dtype))
     return max(differences)
+
+
+def _mixture_difference(signatures, model: AMDIM, images: np.ndarray, dtype: str) -> float:
+    """The largest difference of the mixture's components, each image paired with another.
+
+    Posteriors, whose temperature magnifies differences, are compared in float32 alone.
+    """
+    others = images[::-1].copy()
+    outputs = signatures["mixture"](images=images, other_images=others)
+    f1, phi7 = (
+        model.encode(model.preprocess(given))[name]
+        for given, name in ((images, "f1"), (others, "phi7"))
+    )
+    if dtype == "float32":
+        _difference(outputs["posterior"], model.posterior(f1, phi7), "posterior")
+    return _difference(outputs["components"], model.mixture(f1), dtype)
 
 
 def _write_lite_model(path: pathlib.Path, model: AMDIM, target: pathlib.Path) -> float:

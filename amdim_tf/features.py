@@ -15,7 +15,7 @@ from amdim_tf import input_pipeline
 from amdim_tf.config import Config
 from amdim_tf.errors import UserError
 from amdim_tf.examples import ArraySource, Source
-from amdim_tf.feature_splits import Features
+from amdim_tf.feature_splits import Features, blocks
 from amdim_tf.model import AMDIM
 from amdim_tf.progress import Progress
 
@@ -30,6 +30,16 @@ def f1_of(model: AMDIM) -> Callable:
         return model.encoder(images, training=False)["f1"]
 
     return f1
+
+
+def bag_of_features(model: AMDIM, f1: np.ndarray) -> np.ndarray:
+    """Mean and maximum over the components of a mixture: f1 [N, D] -> float32 [N, 2D]."""
+    bags = np.empty([len(f1), 2 * f1.shape[1]], np.float32)
+    for rows, block in blocks(f1):
+        components = model.mixture(tf.constant(block))  # [n, K, D]
+        pooled = (tf.reduce_mean(components, axis=1), tf.reduce_max(components, axis=1))
+        bags[rows] = tf.concat(pooled, axis=1)
+    return bags
 
 
 def pixels_of(images):

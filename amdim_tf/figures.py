@@ -1,45 +1,217 @@
-"""Figures as PNG files."""
+"""Figures of what the model sees and has learned, as PNG, PDF and in TensorBoard."""
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 
 import numpy as np
 import tensorflow as tf
+from matplotlib import pyplot
 
-from amdim_tf import input_pipeline, sources, views
+from amdim_tf import (
+    charts,
+    checkpoints,
+    embedding_figure,
+    input_pipeline,
+    pair_figures,
+    retrieval_figure,
+    segmentation_probe,
+    sources,
+    views,
+)
 from amdim_tf.config import Config
 from amdim_tf.errors import UserError
+from amdim_tf.examples import Source, subset
+from amdim_tf.model import AMDIM
+from amdim_tf.retrieval_figure import Gallery
 from amdim_tf.summaries import image_grid
 
-FIGURES = ("views",)
+FIGURES = ("views", "retrieval", "similarity", "segmentation", "embedding")
 # Small images are enlarged to about this many pixels, for people.
 _SHOWN_SIDE = 96
+_TITLE_PIXELS = 40
+# Images that queries find their neighbours among, and images of the embedding.
+_GALLERY, _EMBEDDED = 4000, 1500
+_BATCH = 250
 
 
-def draw(names: list[str], config: Config, pairs: int, output_dir) -> None:
-    """Draws the named figures into a directory.
+@dataclasses.dataclass(frozen=True)
+class FigureSettings:
+    """What to draw, and where to.
+
+    Attributes:
+        names: among FIGURES.
+        output_dir: made if need be.
+        model_dir: the run whose model is shown; views needs none.
+        pairs: how many pairs of views `views` shows.
+        rows: queries of `retrieval`, pairs of `similarity`, half the pairs of `segmentation`.
+    """
+
+    names: tuple[str, ...]
+    output_dir: str
+    model_dir: str = ""
+    pairs: int = 48
+    rows: int = 6
+
+    def __post_init__(self):
+        """Refuses names that do not exist, and those that need a model where there is none."""
+        for name in self.names:
+            if name not in FIGURES:
+                raise UserError(f"--figures: expected {', '.join(FIGURES)}. Received: {name!r}.")
+            if name != "views" and not self.model_dir:
+                raise UserError(
+                    f"--model_dir: expected a training run for --figures={name}. Received: nothing."
+                )
+
+
+def draw(settings: FigureSettings, config: Config) -> None:
+    """Draws the named figures into a directory, and logs them for TensorBoard beside the run.
 
     Args:
-        names: among FIGURES.
-        config: data, views and seed; its batch holds at least `pairs` images.
-        pairs: how many pairs of views.
-        output_dir: made if need be.
+        settings: what to draw.
+        config: data, views and seed; the seed chooses images, views and cells.
     """
-    for name in names:
-        if name not in FIGURES:
-            raise UserError(f"--figures: expected {', '.join(FIGURES)}. Received: {name!r}.")
-    picture = views_sheet(config, pairs)
-    path = pathlib.Path(output_dir) / "views.png"
+    model, step = None, 0
+    if set(settings.names) - {"views"}:
+        model, step = checkpoints.load_model(settings.model_dir, step_wanted=True)
+    if "segmentation" in settings.names:
+        segmentation_probe.require_mixture(model, "--figures=segmentation")
+    figures = _Figures(settings, config, model)
+    for name in settings.names:
+        figure = getattr(figures, name)()
+        paths = _write(figure, name, settings.output_dir)
+        if settings.model_dir:
+            _log(settings.model_dir, name, paths[0], step)
+        print(f"Wrote {paths[0]} and {paths[1].name}.")
+
+
+class _Figures:
+    """A method for each figure; what several of them need is made once."""
+
+    def __init__(self, settings: FigureSettings, config: Config, model: AMDIM | None):
+        self._settings, self._config, self._model = settings, config, model
+        self._gallery: Gallery | None = None
+
+    def views(self):
+        """Pairs of views for the given flags."""
+        sheet = views_sheet(self._config, self._settings.pairs)
+        return _sheet_figure(sheet, "Pairs of views, as training makes them")
+
+    def retrieval(self):
+        """Nearest images by f1."""
+        gallery = self._gallery_of()
+        rows = self._settings.rows
+        if len(gallery.labels) <= max(rows, retrieval_figure.NEIGHBOURS):
+            raise UserError(
+                f"--figures=retrieval: expected more than {retrieval_figure.NEIGHBOURS} images and "
+                f"than --rows={rows}. Received: {len(gallery.labels)}."
+            )
+        random = np.random.default_rng(self._config.training.seed)
+        queries = random.permutation(len(gallery.labels))[:rows]
+
+        def normalize(images):
+            return views.normalize(self._config.views, images)
+
+        phi7_of = retrieval_figure.phi7_function(self._model, normalize, gallery.pictures)
+        found = retrieval_figure.retrieve(gallery, queries, phi7_of)
+        return retrieval_figure.draw(gallery, found)
+
+    def similarity(self):
+        """Features of one view compared with the cells of the other."""
+        pictures, encoded = self._pairs(self._settings.rows)
+        found = pair_figures.similarities(
+            *({name: part[name] for name in ("phi1", "phi5", "phi7")} for part in encoded)
+        )
+        return pair_figures.draw_similarities(*pictures, found)
+
+    def segmentation(self):
+        """Mixture posteriors."""
+        pictures, encoded = self._pairs(2 * self._settings.rows)
+        posterior = pair_figures.posteriors(self._model, *encoded)
+        return pair_figures.draw_segmentation(*pictures, posterior)
+
+    def embedding(self):
+        """The plane of principal components; the projector's files go to the run's logs."""
+        whole = self._gallery_of()
+        few = Gallery(
+            whole.pictures[:_EMBEDDED], whole.labels[:_EMBEDDED], whole.f1[:_EMBEDDED],
+            whole.class_names,
+        )  # fmt: skip
+        directory = pathlib.Path(self._settings.model_dir) / "logs" / "projector"
+        embedding_figure.write_projector(few, directory)
+        return embedding_figure.draw(few)
+
+    def _pairs(self, count: int):
+        """(pictures, encodings), each of two augmented views of `count` test images."""
+        training = dataclasses.replace(self._config.training, batch_size=count)
+        config = dataclasses.replace(self._config, training=training)
+        source = _test_source(config)
+        input_pipeline.steps_per_epoch(source, count)
+        batch = next(iter(input_pipeline.training_batches(source, config, 0, 1)))
+        both = [batch["view1"], batch["view2"]]
+        pictures = [views.denormalize(config.views, view).numpy() for view in both]
+        return pictures, [self._model.encode(view) for view in both]
+
+    def _gallery_of(self) -> Gallery:
+        """Test images with their f1, chosen by the seed, in a random order."""
+        if self._gallery is None:
+            config = self._config
+            source = _test_source(config)
+            random = np.random.default_rng(config.training.seed)
+            chosen = subset(source, random.permutation(len(source))[:_GALLERY])
+            pictures, labels, f1 = [], [], []
+            for images, numbers in input_pipeline.evaluation_batches(chosen, config, _BATCH):
+                pictures.append(views.denormalize(config.views, images).numpy())
+                labels.append(numbers.numpy())
+                f1.append(self._model.encoder(images, training=False)["f1"].numpy())
+            parts = (np.concatenate(part) for part in (pictures, labels, f1))
+            self._gallery = Gallery(*parts, tuple(source.class_names))
+        return self._gallery
+
+
+def _test_source(config: Config) -> Source:
+    """Test images; where a folder has none, the images that there are."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(tf.io.encode_png(picture).numpy())
+        return sources.load(config.data, "test")
+    except UserError:
+        return sources.load(config.data, "train")
+
+
+def _write(figure, name: str, output_dir) -> list[pathlib.Path]:
+    """OUTPUT_DIR/NAME.png and .pdf."""
+    paths = [pathlib.Path(output_dir) / f"{name}.{kind}" for kind in ("png", "pdf")]
+    try:
+        paths[0].parent.mkdir(parents=True, exist_ok=True)
+        for path in paths:
+            charts.save(figure, path)
     except OSError as error:
         raise UserError(
             f"--output_dir: expected a directory that can be written. Received: {output_dir} "
             f"({error.strerror})."
         ) from None
-    print(f"Wrote {path}.")
+    finally:
+        pyplot.close(figure)
+    return paths
+
+
+def _log(model_dir, name: str, path: pathlib.Path, step: int) -> None:
+    """Shows a figure in TensorBoard, at the checkpoint's step."""
+    directory = pathlib.Path(model_dir) / "logs" / "figures"
+    with tf.summary.create_file_writer(str(directory)).as_default(step=step):
+        tf.summary.image(name, tf.io.decode_png(path.read_bytes(), channels=3)[None])
+
+
+def _sheet_figure(sheet: np.ndarray, title: str):
+    """Pixels [H, W, 3] one to one, with a title above."""
+    height, width, _ = sheet.shape
+    whole = height + _TITLE_PIXELS
+    figure = pyplot.figure(figsize=(width / charts.DPI, whole / charts.DPI))
+    axes = figure.add_axes((0, 0, 1, height / whole))
+    axes.imshow(sheet, interpolation="nearest", aspect="auto")
+    axes.set_axis_off()
+    figure.suptitle(title, fontsize=10, y=1 - 0.35 * _TITLE_PIXELS / whole, va="center")
+    return figure
 
 
 def views_sheet(config: Config, pairs: int) -> np.ndarray:

@@ -11,6 +11,7 @@ from amdim_tf.classifiers import LinearClassifier, MLPClassifier
 from amdim_tf.config import SCALES, Config, parse_task, top_channels
 from amdim_tf.embeddings import Embedding
 from amdim_tf.encoder import Encoder
+from amdim_tf.mixture import Mixture, image_posteriors
 from amdim_tf.training_step import LOCATION_KEY, TrainingStep
 
 
@@ -48,6 +49,10 @@ class AMDIM(keras.Model):
         )
         self.embedding5 = Embedding(settings.n_rkhs, settings.use_bn, name="embedding5")
         self.embedding7 = Embedding(settings.n_rkhs, settings.use_bn, name="embedding7")
+        components = settings.mixture_components
+        self.mixture = Mixture(components, name="mixture") if components else None
+        # Negatives of an image in a training batch, in the task 1to7.
+        self._negatives = (config.training.batch_size - 1) * 49
         self.linear = LinearClassifier(classes, name="linear") if classes else None
         self.mlp = MLPClassifier(classes, name="mlp") if classes else None
         self.build()
@@ -59,6 +64,8 @@ class AMDIM(keras.Model):
         self.encoder.build((None, self.image_size, self.image_size, 3))
         self.embedding5.build((None, 5, 5, channels))
         self.embedding7.build((None, 7, 7, channels))
+        if self.mixture is not None:
+            self.mixture.build((None, self.settings.n_rkhs))
         if self.classes:
             self.linear.build((None, self.settings.n_rkhs))
             self.mlp.build((None, self.settings.n_rkhs))
@@ -84,6 +91,25 @@ class AMDIM(keras.Model):
         features = self.encoder(images, training=training)
         embeddings = self.embed(features, SCALES, training=training)
         return {**features, **{f"phi{scale}": value for scale, value in embeddings.items()}}
+
+    def posterior(self, f1, phi7):
+        """The share of each mixture component in each location of φ7 (paper section 3.7).
+
+        Args:
+            f1: [N, D], of one view of each image.
+            phi7: [N, 7, 7, D], of the other; or of the same.
+
+        Returns:
+            float32 [N, 7, 7, K]; sums to 1 over K.
+        """
+        return image_posteriors(
+            tf.cast(self.mixture(f1), tf.float32),
+            tf.cast(phi7, tf.float32),
+            self.mixture.negatives.value,
+            self._negatives,
+            self.settings.score_clip,
+            self.settings.mixture_temperature,
+        )
 
     def preprocess(self, images):
         """The evaluation view of uint8 images [N, H, W, 3] of any size: what `encode` takes."""

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from amdim_tf.blocked_nce import block_rows, blocked_losses
 from amdim_tf.config import parse_task
+from amdim_tf.mixture_objective import MixtureFigures, mixture_figures, mixture_objective
 
 
 def scaled_scores(antecedents, consequents):
@@ -70,6 +71,14 @@ class TaskLoss(typing.NamedTuple):
     regularizer: tf.Tensor
 
 
+class MixtureLoss(typing.NamedTuple):
+    """The same of a task whose antecedents are mixtures, and how the components share it."""
+
+    loss: tf.Tensor
+    regularizer: tf.Tensor
+    figures: MixtureFigures
+
+
 def nce_loss(
     antecedents, consequents, clip, regularization, offset=0, block="auto", compiled=False
 ):
@@ -81,13 +90,71 @@ def nce_loss(
         clip: c, or 0 for no clipping.
         regularization: λ; the regularizer uses the scores before clipping.
         offset: the image that antecedent 0 belongs to.
-        block: how many antecedents have their scores in memory at a time (`block_rows`).
+        block: how many images have their scores in memory at a time (`block_rows`).
         compiled: whether XLA compiles this.
 
     Returns:
         The share that these antecedents have in the batch's mean: over the parts of a batch, the
         shares add up to its loss. In blocks, only the sum of both scalars has a gradient.
     """
+
+    def losses_of_rows(scores, offset):
+        log_probabilities, _ = nce_log_probabilities(soft_clip(scores, clip), offset)  # [r, S]
+        share = _share_of(scores)
+        return (
+            -share * tf.reduce_mean(log_probabilities),
+            share * regularization * tf.reduce_mean(tf.square(scores)),
+        )
+
+    return TaskLoss(*_in_blocks(losses_of_rows, antecedents, consequents, offset, block, compiled))
+
+
+def mixture_loss(
+    antecedents, consequents, clip, regularization, temperature, offset=0, block="auto",
+    compiled=False,
+):  # fmt: skip
+    """The loss of one task in one direction whose antecedents are mixtures (section 3.7).
+
+    Args:
+        antecedents: [A, K, D].
+        consequents: [B, S, D].
+        clip, regularization: as in `nce_loss`; the regularizer is the mean over the components.
+        temperature: τ of the mixture.
+        offset, block, compiled: as in `nce_loss`.
+    """
+    K = antecedents.shape[1]
+
+    def losses_of_rows(scores, offset):
+        log_probabilities = tf.stack(
+            [
+                nce_log_probabilities(soft_clip(scores[:, component], clip), offset)[0]
+                for component in range(K)
+            ],
+            axis=1,
+        )  # [r, K, S]
+        share = _share_of(scores)
+        figures = mixture_figures(log_probabilities, temperature)  # without a gradient
+        return (
+            -share * tf.reduce_mean(mixture_objective(log_probabilities, temperature)),
+            share * regularization * tf.reduce_mean(tf.square(scores)),
+            share * figures.entropy,
+            *(share * usage for usage in tf.unstack(figures.usage)),
+        )
+
+    loss, regularizer, entropy, *usage = _in_blocks(
+        losses_of_rows, antecedents, consequents, offset, block, compiled
+    )
+    return MixtureLoss(loss, regularizer, MixtureFigures(tf.stack(usage), entropy))
+
+
+def _share_of(scores):
+    """The part of a mean over all images that these rows have. scores: [r, ..., B, S]."""
+    rows, batch = scores.shape[0], scores.shape[-2]
+    return 1.0 if rows == batch else rows / batch
+
+
+def _in_blocks(losses_of_rows, antecedents, consequents, offset, block, compiled):
+    """The scalars that `losses_of_rows` gives for all antecedents, some of them at a time."""
     batch = consequents.shape[0]
     if batch is not None and batch < 2:
         raise ValueError(
@@ -95,23 +162,15 @@ def nce_loss(
             f"images. Received: a batch of {batch}."
         )
     antecedents, consequents = _float32(antecedents), _float32(consequents)
-    rows = antecedents.shape[0]
-
-    def losses_of_rows(scores, offset):
-        log_probabilities, _ = nce_log_probabilities(soft_clip(scores, clip), offset)  # [r, S]
-        # The part of a mean over all rows; a mean of the rows at hand where these are all.
-        share = 1.0 if scores.shape[0] == batch else scores.shape[0] / batch
-        return TaskLoss(
-            -share * tf.reduce_mean(log_probabilities),
-            share * regularization * tf.reduce_mean(tf.square(scores)),
-        )
-
-    size = block_rows(block, rows, consequents.shape)
-    if size == rows:
-        return losses_of_rows(scaled_scores(antecedents, consequents), offset)  # [A, B, S]
-    return TaskLoss(
-        *blocked_losses(losses_of_rows, antecedents, consequents, offset, size, compiled)
-    )
+    rows, components = antecedents.shape[0], antecedents.shape[1:-1]
+    size = block_rows(block, rows, consequents.shape, *components)
+    if size != rows:
+        return blocked_losses(losses_of_rows, antecedents, consequents, offset, size, compiled)
+    flat = tf.reshape(antecedents, [-1, antecedents.shape[-1]])  # [A·K, D]
+    scores = scaled_scores(flat, consequents)  # [A·K, B, S]
+    if components:
+        scores = tf.reshape(scores, [-1, *components, *scores.shape[1:]])  # [A, K, B, S]
+    return losses_of_rows(scores, offset)
 
 
 def antecedents_of(embedding, locations):
@@ -142,7 +201,7 @@ def flat_locations(embedding):
 
 def multiscale_losses(
     tasks, view1, view2, locations1, locations2, clip, regularization,
-    targets=None, offset=0, block="auto", compiled=False,
+    targets=None, offset=0, block="auto", compiled=False, mixtures=(), temperature=1.0,
 ):  # fmt: skip
     """Losses of all tasks n→m, both directions averaged (paper section 3.5).
 
@@ -155,30 +214,30 @@ def multiscale_losses(
         targets: both views' embeddings of the global batch, of which view1 and view2 hold the
             images from `offset` on; None: view1 and view2 are the batch.
         offset, block, compiled: as in `nce_loss`.
+        mixtures: for each view the components [B, K, D] that take the place of φ1 as antecedent;
+            nothing where there is no mixture.
+        temperature: τ of the mixture.
 
     Returns:
-        Task name -> TaskLoss.
+        Task name -> TaskLoss, or MixtureLoss where components are the antecedent.
     """
+    common = {"offset": offset, "block": block, "compiled": compiled}
+
+    def one_direction(n, m, source, target, locations, components):
+        consequents = flat_locations(target[m])
+        if n == 1 and components is not None:
+            return mixture_loss(
+                components, consequents, clip, regularization, temperature, **common
+            )
+        antecedents = antecedents_of(source[n], locations.get(n))
+        return nce_loss(antecedents, consequents, clip, regularization, **common)
+
     targets1, targets2 = targets or (view1, view2)
+    components1, components2 = mixtures or (None, None)
     losses = {}
     for task in tasks:
         n, m = parse_task(task)
-        forward, backward = (
-            nce_loss(
-                antecedents_of(source[n], locations.get(n)),
-                flat_locations(target[m]),
-                clip,
-                regularization,
-                offset,
-                block,
-                compiled,
-            )
-            for source, target, locations in (
-                (view1, targets2, locations1),
-                (view2, targets1, locations2),
-            )
-        )
-        losses[task] = TaskLoss(
-            (forward.loss + backward.loss) / 2, (forward.regularizer + backward.regularizer) / 2
-        )
+        forward = one_direction(n, m, view1, targets2, locations1, components1)
+        backward = one_direction(n, m, view2, targets1, locations2, components2)
+        losses[task] = tf.nest.map_structure(lambda a, b: (a + b) / 2, forward, backward)
     return losses

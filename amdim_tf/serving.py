@@ -1,6 +1,6 @@
 """What an export serves: functions from images to features, with all preprocessing inside.
 
-A new output, such as a mixture's components, is one more function in `signatures`.
+A new output is one more function in `signatures`.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def save(model: AMDIM, directory) -> None:
 
 def _weights(model: AMDIM) -> list[keras.Variable]:
     """All but the online classifiers'."""
-    parts = (model.encoder, model.embedding5, model.embedding7)
-    return [variable for part in parts for variable in part.variables]
+    parts = (model.encoder, model.embedding5, model.embedding7, model.mixture)
+    return [variable for part in parts if part is not None for variable in part.variables]
 
 
 def signatures(model: AMDIM) -> dict:
@@ -37,6 +37,9 @@ def signatures(model: AMDIM) -> dict:
         serving_default: images, uint8 [N, H, W, 3] -> f1, float32 [N, D].
         encoded: encoded_images, strings [N], files of different sizes -> f1.
         maps: images -> f1, f5, f7, phi1, phi5 and phi7, as AMDIM.encode gives them.
+        mixture, where the model has one: images and other_images, two views of the same N images ->
+            components, float32 [N, K, D], of images; posterior, [N, 7, 7, K], the share of each
+            in the cells of other_images. For one view, both are the same.
     """
     images_of_one_size = tf.TensorSpec([None, None, None, 3], tf.uint8, "images")
     files = tf.TensorSpec([None], tf.string, "encoded_images")
@@ -53,7 +56,34 @@ def signatures(model: AMDIM) -> dict:
     def maps(images):
         return _for_any_count(model.encode, _evaluation_views(model, images))
 
-    return {"serving_default": serving_default, "encoded": encoded, "maps": maps}
+    found = {"serving_default": serving_default, "encoded": encoded, "maps": maps}
+    if model.mixture is None:
+        return found
+    others = tf.TensorSpec([None, None, None, 3], tf.uint8, "other_images")
+
+    @tf.function(input_signature=[images_of_one_size, others])
+    def mixture(images, other_images):
+        both = [_evaluation_views(model, given) for given in (images, other_images)]
+        counts = [tf.shape(given)[0] for given in both]
+        message = "other_images: expected as many as images. Received:"
+        equal = tf.debugging.Assert(counts[0] == counts[1], [message, counts[1], counts[0]])
+        with tf.control_dependencies([equal]):
+            pairs = tf.stack(both, axis=1)  # [N, 2, S, S, 3]
+        return _for_any_count(_mixture_of(model), pairs)
+
+    return {**found, "mixture": mixture}
+
+
+def _mixture_of(model: AMDIM):
+    """The function from pairs of normalized views [N, 2, S, S, 3] to components and posterior."""
+
+    def mixture(pairs):
+        f1 = model.encoder(pairs[:, 0])["f1"]
+        features = model.encoder(pairs[:, 1])
+        phi7 = model.embed(features, [7])[7]
+        return {"components": model.mixture(f1), "posterior": model.posterior(f1, phi7)}
+
+    return mixture
 
 
 def f1_of(model: AMDIM):

@@ -32,6 +32,7 @@ from amdim_tf.config import Config, shown
 from amdim_tf.distribution import Distribution
 from amdim_tf.errors import Interrupted, UserError, warn
 from amdim_tf.examples import ArraySource, Source
+from amdim_tf.mixture_watch import MixtureWatch
 from amdim_tf.model import AMDIM
 from amdim_tf.optimizer import make_optimizer
 from amdim_tf.progress import Progress, Silence
@@ -222,6 +223,7 @@ class _Loop:
     def __init__(self, model: AMDIM, config: Config, saved, log, restored, check_data, devices):
         self._model, self._config, self._training = model, config, config.training
         self._saved, self._log, self._check_data = saved, log, check_data
+        self._mixture_watch = MixtureWatch(config.model.mixture_components, warn)
         self._step, self._devices = restored.step, devices
         self._nonfinite = int(restored.loop.get("nonfinite_steps", 0))
         self._window = Window(
@@ -295,6 +297,7 @@ class _Loop:
         figures |= {"images_per_second": images / seconds, "checkpoint_seconds": self._pause}
         if self._log is not None:
             self._log.write(self._step, figures, seconds)
+            self._mixture_watch.look(self._step, figures)
         self._window, self._row_began = Window({}), time.monotonic()
         self._steps_since_row, self._pause = 0, 0.0
         return figures

@@ -15,6 +15,7 @@ import tensorflow as tf
 from amdim_tf import batch_norm, microbatches, replicas
 from amdim_tf.classifiers import classification_loss
 from amdim_tf.config import DistributionConfig, parse_task
+from amdim_tf.mixture_watch import mixture_logs
 from amdim_tf.nce import flat_locations, multiscale_losses
 
 if typing.TYPE_CHECKING:
@@ -24,21 +25,29 @@ if typing.TYPE_CHECKING:
 LOCATION_KEY, DROPOUT_KEY = 1, 2
 
 
+class Embedded(typing.NamedTuple):
+    """What the NCE takes of some images."""
+
+    views: tuple  # {scale: embeddings} of each view
+    mixtures: tuple  # components [b, K, D] of each view; () without a mixture
+
+
 class Forward(typing.NamedTuple):
     """What a pass over some images gives."""
 
-    views: tuple  # {scale: embeddings} of each view
+    embedded: Embedded
     classifier_loss: tf.Tensor
     logs: dict[str, tf.Tensor]
     moments: dict[str, tf.Tensor]
 
 
 class Backward(typing.NamedTuple):
-    """What is summed over replicas."""
+    """What is summed over replicas, and the mixture's next negatives, on all of them the same."""
 
     gradients: list[tf.Tensor]
     logs: dict[str, tf.Tensor]
     moments: dict[str, tf.Tensor]
+    negatives: tf.Tensor | None
 
 
 class TrainingStep:
@@ -84,7 +93,7 @@ class TrainingStep:
             backward = self._backward_in_microbatches(data, scale, size)
         else:
             backward = self._backward(data, scale)
-        gradients, logs, moments = replicas.summed(tuple(backward))
+        gradients, logs, moments = replicas.summed(tuple(backward[:3]))
         if scale is not None:
             gradients = [gradient / scale for gradient in gradients]
         moments = {name: value / replicas.count() for name, value in moments.items()}
@@ -97,7 +106,7 @@ class TrainingStep:
             overflow = ~finite & tf.math.is_finite(total) & (scale > 1)
             logs |= {"loss_scale": scale, "overflow": tf.cast(overflow, tf.float32)}
         logs["nonfinite"] = tf.cast(~(finite | overflow), tf.float32)
-        replicas.together(self._finish, gradients, moments, finite, overflow)
+        replicas.together(self._finish, gradients, moments, backward.negatives, finite, overflow)
         return logs
 
     def draw(self, images: int):
@@ -127,7 +136,7 @@ class TrainingStep:
         return drawn
 
     def embed(self, view1, view2):
-        """Both views through encoder and embeddings: ({scale: φ}, {scale: φ}), and f1 [2b, D].
+        """Both views through encoder and embeddings: what the NCE takes, and f1 [2b, D].
 
         One pass for both views; groups keep their batch statistics apart.
         """
@@ -137,7 +146,10 @@ class TrainingStep:
         embeddings = model.embed(features, model.scales, training=True, groups=2)
         halves = {scale: tf.split(value, 2) for scale, value in embeddings.items()}
         views = tuple({scale: half[view] for scale, half in halves.items()} for view in (0, 1))
-        return views, features["f1"]
+        mixtures = ()
+        if model.mixture is not None:
+            mixtures = tuple(tf.split(model.mixture(features["f1"]), 2))
+        return Embedded(views, mixtures), features["f1"]
 
     def _forward(self, data, labelled) -> Forward:
         """A pass over some of a replica's images, with the classifiers' share of their loss.
@@ -149,14 +161,14 @@ class TrainingStep:
         model = self._model
         loss, logs = tf.constant(0.0), {}
         with batch_norm.collected(self._synchronized) as collector:
-            views, f1 = self.embed(data["view1"], data["view2"])
+            embedded, f1 = self.embed(data["view1"], data["view2"])
             if model.classes:
                 labels = tf.concat([data["label"], data["label"]], axis=0)  # [2b]
                 noise = tf.concat(data["noise"], axis=0)  # [2b, …]
                 loss, logs = classifier_losses(
                     model.classify(f1, noise, training=True), labels, labelled
                 )
-        return Forward(views, loss, logs, collector.moments)
+        return Forward(embedded, loss, logs, collector.moments)
 
     def _backward(self, data, scale) -> Backward:
         """Gradients by one pass over all of this replica's images."""
@@ -164,10 +176,10 @@ class TrainingStep:
         with tf.GradientTape() as tape:
             passed = self.forward(_of_pass(data), labelled)
             classifier_loss = scaled(passed.classifier_loss, scale)
-        logs, upstream = self._nce_of_replicas(passed.views, data["locations"], scale)
-        gradients = self._encoder_gradients(tape, passed.views, classifier_loss, upstream)
+        logs, upstream, negatives = self._nce_of_replicas(passed.embedded, data["locations"], scale)
+        gradients = self._encoder_gradients(tape, passed.embedded, classifier_loss, upstream)
         logs["total"] += passed.classifier_loss
-        return Backward(gradients, logs | passed.logs, passed.moments)
+        return Backward(gradients, logs | passed.logs, passed.moments, negatives)
 
     def _backward_in_microbatches(self, data, scale, size: int) -> Backward:
         """The same with the activations of `size` images in memory at a time."""
@@ -175,27 +187,27 @@ class TrainingStep:
         count = images // size
 
         def embed(number):
-            return self.forward(microbatches.rows(_of_pass(data), number, size), labelled).views
+            return self.forward(microbatches.rows(_of_pass(data), number, size), labelled).embedded
 
-        views = microbatches.stacked(embed, count)
-        logs, upstream = self._nce_of_replicas(views, data["locations"], scale)
+        embedded = microbatches.stacked(embed, count)
+        logs, upstream, negatives = self._nce_of_replicas(embedded, data["locations"], scale)
 
         def run_again(number):
             part, of_part = microbatches.rows((_of_pass(data), upstream), number, size)
             with tf.GradientTape() as tape:
                 passed = self.forward(part, labelled)
                 classifier_loss = scaled(passed.classifier_loss, scale)
-            gradients = self._encoder_gradients(tape, passed.views, classifier_loss, of_part)
+            gradients = self._encoder_gradients(tape, passed.embedded, classifier_loss, of_part)
             return gradients, passed.classifier_loss, passed.logs, passed.moments
 
         gradients, loss, more, moments = microbatches.summed(run_again, count)
         logs["total"] += loss
         moments = {name: value / count for name, value in moments.items()}
-        return Backward(gradients, logs | more, moments)
+        return Backward(gradients, logs | more, moments, negatives)
 
-    def _encoder_gradients(self, tape, views, classifier_loss, upstream):
+    def _encoder_gradients(self, tape, embedded, classifier_loss, upstream):
         """Gradients of all trained variables, given that of the NCE for the embeddings."""
-        targets, upstream = tf.nest.flatten(views), tf.nest.flatten(upstream)
+        targets, upstream = tf.nest.flatten(embedded), tf.nest.flatten(upstream)
         if self._model.classes:
             targets, upstream = [*targets, classifier_loss], [*upstream, tf.constant(1.0)]
         variables = [variable.value for variable in self._model.trained_variables()]
@@ -205,22 +217,27 @@ class TrainingStep:
         """Views in the global batch that have a label."""
         return replicas.summed(2 * tf.reduce_sum(tf.cast(labels >= 0, tf.float32)))
 
-    def _nce_of_replicas(self, views, locations, scale):
-        """Logs of the NCE, and its gradient with respect to this replica's embeddings."""
+    def _nce_of_replicas(self, embedded: Embedded, locations, scale):
+        """Logs of the NCE, its gradient with respect to `embedded`, the mixture's negatives."""
         if replicas.count() == 1:
-            logs, gradient, _ = self.nce(views, None, locations, 0, scale)
-            return logs, gradient
-        images = views[0][self._model.scales[0]].shape[0]
-        targets = self._gather(views)
+            logs, gradient, _ = self.nce(embedded, None, locations, 0, scale)
+            return logs, gradient, self._negatives_in(embedded.views)
+        images = embedded.views[0][self._model.scales[0]].shape[0]
+        targets = self._gather(embedded.views)
         logs, gradient, of_targets = self.nce(
-            views, targets, locations, replicas.first_image(images), scale
+            embedded, targets, locations, replicas.first_image(images), scale
         )
         summed = replicas.summed(self._join(of_targets))  # [B, L, D]
         shares = self._part(replicas.own_rows(summed, images))
-        for view, share in zip(gradient, shares, strict=True):
+        for view, share in zip(gradient.views, shares, strict=True):
             for scale_, value in share.items():
                 view[scale_] += tf.reshape(value, view[scale_].shape)
-        return logs, gradient
+        return logs, gradient, self._negatives_in(targets)
+
+    def _negatives_in(self, views):
+        """What a mixture keeps of the global batch; None without one."""
+        mixture = self._model.mixture
+        return None if mixture is None else mixture.choose_negatives(flat_locations(views[1][7]))
 
     def _consequent_scales(self) -> list[int]:
         return sorted({parse_task(task)[1] for task in self._model.settings.tasks})
@@ -241,25 +258,25 @@ class TrainingStep:
         """The consequents of the global batch, of each view."""
         return self._part(replicas.gathered(self._join(views)))
 
-    def _nce_gradient(self, views, targets, locations, offset, scale):
+    def _nce_gradient(self, embedded: Embedded, targets, locations, offset, scale):
         """Losses of this replica's images, with the gradients of their sum.
 
         Args:
-            views: ({n: [b, …, D]}, {n: …}), this replica's embeddings.
-            targets: ({m: [B, S, D]}, {m: …}), the global batch's; None: they are `views`.
+            embedded: of this replica; views are ({n: [b, …, D]}, {n: …}).
+            targets: ({m: [B, S, D]}, {m: …}), the global batch's; None: they are those views.
             locations: {n: ([b], [b])}.
             offset: place of the first of these images in the global batch.
             scale: the loss scale, or None.
 
         Returns:
-            (logs, gradient like `views`, gradient like `targets`).
+            (logs, gradient like `embedded`, gradient like `targets`).
         """
         settings = self._model.settings
         with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch(tf.nest.flatten((views, targets or ())))
+            tape.watch(tf.nest.flatten((embedded, targets or ())))
             tasks = multiscale_losses(
                 settings.tasks,
-                *views,
+                *embedded.views,
                 *({n: drawn[view] for n, drawn in locations.items()} for view in (0, 1)),
                 settings.score_clip,
                 settings.score_regularization,
@@ -267,19 +284,22 @@ class TrainingStep:
                 offset,
                 self._settings.nce_block,
                 self._compiled,
+                embedded.mixtures,
+                settings.mixture_temperature,
             )
             logs = {f"loss_{task}": result.loss for task, result in tasks.items()}
             logs["regularizer"] = tf.add_n([result.regularizer for result in tasks.values()])
             logs["loss"] = tf.add_n([result.loss for result in tasks.values()])
             logs["total"] = logs["loss"] + logs["regularizer"]
+            logs |= mixture_logs(tasks)
             total = scaled(logs["total"], scale)
-        if targets is None:
-            return logs, tape.gradient(total, views), None
-        # A scale that is only ever a consequent has no gradient of its own on this replica.
+        # What is only ever a consequent has no gradient of its own on a replica; nor has φ1 where
+        # a mixture takes its place.
         zero = tf.UnconnectedGradients.ZERO
-        return logs, *tape.gradient(total, (views, targets), unconnected_gradients=zero)
+        sources = (embedded, targets or ())
+        return logs, *tape.gradient(total, sources, unconnected_gradients=zero)
 
-    def _finish(self, strategy, gradients, moments, finite, overflow) -> None:
+    def _finish(self, strategy, gradients, moments, negatives, finite, overflow) -> None:
         """Updates weights and statistics, or withholds the step, for all replicas at once."""
 
         def local(values):
@@ -288,13 +308,15 @@ class TrainingStep:
                 lambda value: strategy.experimental_local_results(value)[0], values
             )
 
-        model, moments = self._model, local(moments)
+        model, moments, negatives = self._model, local(moments), local(negatives)
 
         def update():
             model.optimizer.update_all(strategy, gradients, model.trained_variables())
             for name, layer in model.norms().items():
                 if name in moments:
                     layer.move(moments[name][0], moments[name][1])
+            if negatives is not None:
+                model.mixture.negatives.assign(negatives)
 
         tf.cond(local(finite), update, lambda: model.optimizer.withhold(local(overflow)))
 

@@ -1,11 +1,20 @@
-"""Draws figures of what the model sees.
+"""Draws figures of what the model sees and has learned: those of the paper, and two more.
 
 Usage:
+    python -m amdim_tf.visualize --model_dir=runs/quickstart --output_dir=figures \
+        --figures=retrieval,similarity,embedding
     python -m amdim_tf.visualize --figures=views --dataset=scenes --policy=autoaugment_cifar10 \
         --output_dir=figures
 
-views: pairs of views, side by side, for the given flags (or those of --model_dir), so that one sees
-what an augmentation does before training with it. Writes OUTPUT_DIR/views.png.
+retrieval: test images and their nearest by f1, with the matching scores of f1 and f7 over them.
+similarity: pairs of views, with similarities of f1, f7 and f5 of the one to cells of the other.
+segmentation: pairs of views, with the parts that each mixture component explains.
+embedding: f1 in the plane of its principal components; files for TensorBoard's projector, too.
+views: pairs of views for the given flags (or those of --model_dir), so that one sees what an
+augmentation does before training with it.
+
+Writes OUTPUT_DIR/NAME.png and NAME.pdf, and shows the same in TensorBoard at MODEL_DIR/logs. The
+same --seed gives the same figures.
 """
 
 from absl import flags
@@ -15,10 +24,21 @@ from amdim_tf import config as config_lib
 
 cli_flags.define_config_flags()
 flags.adopt_module_key_flags(cli_flags)
-flags.DEFINE_list("figures", ["views"], "What to draw: views.")
-flags.DEFINE_string("model_dir", None, "A training run whose settings to take; flags win.")
+flags.DEFINE_list(
+    "figures",
+    ["views"],
+    "What to draw: views, and for a run retrieval, similarity, segmentation, embedding.",
+)
+flags.DEFINE_string("model_dir", None, "A training run; of its settings, flags win.")
 flags.DEFINE_string("output_dir", None, "Directory for the figures; it is made if need be.")
-flags.DEFINE_integer("pairs", 48, "How many pairs of views to show.", lower_bound=1)
+flags.DEFINE_integer("pairs", 48, "How many pairs of views to show in views.", lower_bound=1)
+flags.DEFINE_integer(
+    "rows",
+    6,
+    "Rows of images in retrieval, similarity and segmentation.",
+    lower_bound=1,
+    upper_bound=50,
+)
 
 
 def main() -> None:
@@ -27,13 +47,21 @@ def main() -> None:
     model_dir, given = cli_flags.FLAGS.model_dir, cli_flags.given_settings()
     given["batch_size"] = max(cli_flags.FLAGS.pairs, 2)
     if model_dir:
+        model_dir = cli_flags.require_model_dir("the directory of a training run")
         config = config_lib.update(config_file.load(config_file.path_in(model_dir))[0], given)
     else:
         config = config_lib.make(given)
     cli_flags.import_tensorflow_quietly()
     from amdim_tf import figures
 
-    figures.draw(cli_flags.FLAGS.figures, config, cli_flags.FLAGS.pairs, output_dir)
+    settings = figures.FigureSettings(
+        names=tuple(cli_flags.FLAGS.figures),
+        output_dir=output_dir,
+        model_dir=model_dir or "",
+        pairs=cli_flags.FLAGS.pairs,
+        rows=cli_flags.FLAGS.rows,
+    )
+    figures.draw(settings, config)
 
 
 if __name__ == "__main__":

@@ -531,3 +531,28 @@ def test_mistakes_get_one_line(flags, named, tmp_path):
     flags = [flag.replace("NOWHERE", str(tmp_path / "none")) for flag in flags]
     assert named in refused("export", *flags)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_mixture_has_a_signature_of_its_own(tmp_path):
+    settings = {**TINY, "mixture_components": 3, "mixture_temperature": 2.0}
+    model = make_model(**settings)
+    tf.function(model.train_step)(make_batch())
+    directory = exporting.export(_write_run(tmp_path, model, 1, **settings))
+    loaded = tf.saved_model.load(str(directory))
+    signature = loaded.signatures["mixture"]
+    images, others = _images(), _images(height=40, width=36, seed=1)
+    outputs = signature(images=images, other_images=others)
+    f1 = model.encode(model.preprocess(images))["f1"]
+    _assert_close(outputs["components"], np.asarray(model.mixture(f1)))
+    phi7 = model.encode(model.preprocess(others))["phi7"]
+    posterior = np.asarray(model.posterior(f1, phi7))
+    np.testing.assert_allclose(outputs["posterior"], posterior, atol=1e-3)
+    assert posterior.shape == (3, 7, 7, 3)
+    alone = signature(images=images[:1], other_images=others[:1])["posterior"]
+    np.testing.assert_allclose(alone, posterior[:1], atol=1e-3)
+    nothing = tf.zeros([0, 8, 9, 3], tf.uint8)
+    assert signature(images=nothing, other_images=nothing)["posterior"].shape == (0, 7, 7, 3)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="as many as images"):
+        signature(images=images, other_images=others[:2])
+    exporting.export(tmp_path, tmp_path / "small", dtype="bfloat16")

@@ -1,12 +1,21 @@
-"""The contact sheet of views."""
+"""Figures: what they show, that they repeat, and that TensorBoard can read them."""
+
+import types
 
 import numpy as np
 import pytest
+import tensorflow as tf
+from matplotlib import pyplot
 from PIL import Image
-from test_train import refused, run
+from tensorboard.backend.event_processing import plugin_event_accumulator
+from tensorboard.plugins.projector.projector_plugin import ProjectorPlugin
+from test_model import make_batch, make_model
+from test_train import TINY, refused, run
 
+from amdim_tf import charts, embedding_figure, figures, heat_maps, pair_figures, retrieval_figure
 from amdim_tf import config as config_lib
-from amdim_tf import figures
+from amdim_tf.figures import FIGURES
+from amdim_tf.retrieval_figure import Gallery
 
 
 def test_sheet_shows_pairs_side_by_side():
@@ -24,15 +33,160 @@ def test_sheet_shows_pairs_side_by_side():
     assert np.any(augmented[1:97, 1:97] != augmented[1:97, 97:193])
 
 
-@pytest.mark.slow
-def test_program_writes_the_sheet(tmp_path):
-    done = run(
-        "visualize", "--figures=views", "--dataset=scenes", "--policy=randaugment(2,9)",
-        f"--output_dir={tmp_path / 'out'}", "--pairs=7",
+def _gallery(count=30, seed=0):
+    rng = np.random.default_rng(seed)
+    return Gallery(
+        rng.integers(0, 256, [count, 32, 32, 3]).astype(np.uint8),
+        rng.integers(0, 3, count).astype(np.int32),
+        rng.standard_normal([count, 6]).astype(np.float32),
+        ("ant", "bee", "cat"),
+    )
+
+
+def test_retrieval_finds_the_most_similar_without_the_query():
+    gallery = _gallery()
+    maps = np.random.default_rng(1).standard_normal([30, 7, 7, 6])
+    queries = np.array([4, 17])
+    found = retrieval_figure.retrieve(gallery, queries, lambda places: maps[places])
+    for row, query in enumerate(queries):
+        similar = []
+        for other in range(30):
+            a, b = gallery.f1[query], gallery.f1[other]
+            similar.append(a @ b / np.linalg.norm(a) / np.linalg.norm(b))
+        order = [other for other in np.argsort(similar)[::-1] if other != query][:7]
+        np.testing.assert_array_equal(found.neighbours[row], order)
+        np.testing.assert_allclose(found.cosines[row], np.array(similar)[order], rtol=1e-5)
+        for column, number in enumerate([query, *order]):
+            expected = maps[number, 2, 5] @ gallery.f1[query] / np.sqrt(6)
+            np.testing.assert_allclose(found.scores[row, column, 2, 5], expected, rtol=1e-5)
+    pyplot.close(retrieval_figure.draw(gallery, found))
+
+
+def test_similarities_compare_the_cells_that_differ_most():
+    rng = np.random.default_rng(0)
+    first, second = (
+        {"phi1": rng.standard_normal([2, 8]), "phi5": rng.standard_normal([2, 5, 5, 8]),
+         "phi7": rng.standard_normal([2, 7, 7, 8])} for _ in range(2)
     )  # fmt: skip
-    path = tmp_path / "out" / "views.png"
-    assert str(path) in done.stdout
-    assert Image.open(path).size == (6 * 194, 2 * 98)
+    first["phi7"][1, 2, 4], first["phi7"][1, 5, 1] = np.eye(8)[0], -np.eye(8)[0]
+    found = pair_figures.similarities(first, second)
+    assert {tuple(place) for place in found.chosen[1].tolist()} == {(2, 4), (5, 1)}
+
+    def cosine(a, b):
+        return a @ b / np.linalg.norm(a) / np.linalg.norm(b)
+
+    row, column = found.chosen[1, 0]
+    expected = cosine(first["phi7"][1, row, column], second["phi7"][1, 6, 0])
+    np.testing.assert_allclose(found.f7_f7[1, 0, 6, 0], expected)
+    expected = cosine(first["phi5"][1, row - 1, column - 1], second["phi5"][1, 3, 2])
+    np.testing.assert_allclose(found.f5_f5[1, 0, 3, 2], expected)
+    expected = cosine(first["phi1"][0], second["phi7"][0, 1, 2])
+    np.testing.assert_allclose(found.f1_f7[0, 1, 2], expected)
+
+
+def test_overlay_has_the_components_colours():
+    shares = np.zeros([1, 4, 4, 3], np.float32)
+    shares[0, :, :2, 1] = shares[0, :, 2:, 2] = 1
+    tinted = pair_figures.overlay(np.full([1, 4, 4, 3], 128, np.uint8), shares)[0].astype(int)
+    colours = heat_maps.component_colours(3)
+    for column, component in ((0, 1), (3, 2)):
+        np.testing.assert_allclose(
+            tinted[0, column], 0.25 * 128 + 0.75 * colours[component], atol=1
+        )
+    # Told apart in grey, too.
+    assert abs(tinted[0, 0].mean() - tinted[0, 3].mean()) > 3
+
+
+def test_posterior_is_of_the_second_view_given_the_first():
+    model, batch = make_model(mixture_components=2), make_batch()
+    tf.function(model.train_step)(batch)
+    first, second = (model.encode(batch[view]) for view in ("view1", "view2"))
+    shares = pair_figures.posteriors(model, first, second)
+    np.testing.assert_allclose(shares, model.posterior(first["f1"], second["phi7"]))
+    pictures = _gallery(8).pictures
+    figure = pair_figures.draw_segmentation(pictures, pictures, shares)
+    legend = figure.legends[0].get_texts()
+    assert [text.get_text() for text in legend] == ["component 0", "component 1"]
+    pyplot.close(figure)
+
+
+def test_principal_components_of_a_flat_cloud():
+    rng = np.random.default_rng(0)
+    values = rng.standard_normal([500, 5]) * np.array([0.1, 5, 0.1, 2, 0.1]) + 7
+    places, shares = embedding_figure.principal_components(values)
+    for column, axis in ((0, 1), (1, 3)):
+        correlation = np.corrcoef(places[:, column], values[:, axis])[0, 1]
+        assert abs(correlation) > 0.99
+    np.testing.assert_allclose(shares, [25 / 29.03, 4 / 29.03], atol=0.05)
+
+
+def test_files_repeat_to_the_byte(tmp_path):
+    gallery = _gallery()
+    for kind in ("png", "pdf"):
+        paths = [tmp_path / f"{number}.{kind}" for number in range(2)]
+        for path in paths:
+            figure = embedding_figure.draw(gallery)
+            charts.save(figure, path)
+            pyplot.close(figure)
+        assert paths[0].read_bytes() == paths[1].read_bytes()
+
+
+def test_projector_shows_vectors_labels_and_pictures(tmp_path):
+    """What TensorBoard's own plugin makes of the files."""
+    gallery = _gallery(10)
+    embedding_figure.write_projector(gallery, tmp_path / "logs" / "projector")
+    sheet = np.asarray(Image.open(tmp_path / "logs" / "projector" / "sprites.png"))
+    assert sheet.shape == (4 * 32, 4 * 32, 3)
+    np.testing.assert_array_equal(sheet[32:64, 64:96], gallery.pictures[6])
+    provider = types.SimpleNamespace(list_runs=lambda *a, **k: [])
+    context = types.SimpleNamespace(
+        data_provider=provider, logdir=str(tmp_path / "logs" / "projector")
+    )
+    plugin = ProjectorPlugin(context)
+    plugin._update_configs()
+    (config,) = plugin._configs.values()
+    (embedding,) = config.embeddings
+    assert list(embedding.tensor_shape) == [10, 6]
+    assert list(embedding.sprite.single_image_dim) == [32, 32]
+    labels = (tmp_path / "logs" / "projector" / "labels.tsv").read_text().splitlines()
+    assert labels[0] == "class\tnumber" and labels[3] == f"{gallery.name(2)}\t2"
+
+
+def test_large_pictures_are_shrunk_for_the_projector():
+    pictures = np.full([3, 128, 128, 3], 77, np.uint8)
+    small = embedding_figure.sprite_pictures(pictures)
+    assert small.shape == (3, 64, 64, 3) and (small == 77).all()
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The directory of a mixture's run of two steps."""
+    model_dir = tmp_path_factory.mktemp("run") / "run"
+    run("train", f"--model_dir={model_dir}", *TINY, "--train_steps=2", "--mixture_components=3")
+    return model_dir
+
+
+@pytest.mark.slow
+def test_program_draws_everything_the_same_way_twice(trained, tmp_path):
+    flags = [f"--model_dir={trained}", f"--figures={','.join(FIGURES)}", "--rows=2", "--pairs=7"]
+    for folder in ("first", "second"):
+        done = run("visualize", *flags, f"--output_dir={tmp_path / folder}")
+    for name in FIGURES:
+        assert str(tmp_path / "second" / f"{name}.png") in done.stdout
+        for kind in ("png", "pdf"):
+            first, second = (tmp_path / folder / f"{name}.{kind}" for folder in ("first", "second"))
+            assert first.read_bytes() == second.read_bytes()
+            assert first.read_bytes()[:4] == (b"\x89PNG" if kind == "png" else b"%PDF")
+    # A sheet of pixels one to one, six pairs in a row, below a title.
+    assert Image.open(tmp_path / "first" / "views.png").size == (6 * 194, 2 * 98 + 40)
+    events = plugin_event_accumulator.EventAccumulator(str(trained / "logs" / "figures"))
+    events.Reload()
+    assert set(events.Tags()["tensors"]) == set(FIGURES)
+    assert (trained / "logs" / "projector" / "projector_config.pbtxt").exists()
+    run("visualize", *flags[:1], "--figures=similarity", "--seed=5", f"--output_dir={tmp_path}")
+    assert (tmp_path / "similarity.png").read_bytes() != (
+        tmp_path / "first" / "similarity.png"
+    ).read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -40,6 +194,7 @@ def test_program_writes_the_sheet(tmp_path):
     [
         ([], "--output_dir"),
         (["--output_dir=OUT", "--figures=heat"], "--figures"),
+        (["--output_dir=OUT", "--figures=retrieval"], "--model_dir"),
         (["--output_dir=OUT", "--pairs=30000"], "--batch_size"),
         (["--output_dir=OUT", "--model_dir=OUT"], "config.json"),
         (["--output_dir=OUT", "--policy=nothing"], "--policy"),

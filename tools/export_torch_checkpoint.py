@@ -98,6 +98,8 @@ def export_checkpoint(model_dir: str, output: str) -> None:
         os.replace(aside, output)
     finally:
         aside.unlink(missing_ok=True)
+    if model.mixture is not None:
+        print("The mixture is left out: the authors' code has none.")
     numbers = sum(value.size for value in state.values())
     print(f"{output}: written, {len(state)} tensors, {numbers:,} numbers, of step {step}.")
 
