@@ -70,6 +70,7 @@ def run_steps(settings, zero=False, scale=None):
                 layer.gamma.assign(tf.zeros_like(layer.gamma))
         if scale:
             model.optimizer.scale.assign(scale)
+    first = {f"first/{variable.path}": variable.numpy() for variable in model.variables}
     step = stepping.step_function(model, devices)
     share = BATCH // devices.replicas
     rows = []
@@ -84,7 +85,7 @@ def run_steps(settings, zero=False, scale=None):
         rows.append({name: float(value) for name, value in step(batch, False).items()})
     losses = {f"log/{name}": [row[name] for row in rows] for name in rows[0]}
     weights = {variable.path: variable.numpy() for variable in model.variables}
-    return {**losses, **weights}
+    return {**first, **losses, **weights}
 
 
 def run_plain_steps(settings, parts):

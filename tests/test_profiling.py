@@ -1,0 +1,18 @@
+"""A profile of some steps: written, and readable by TensorBoard's plugin."""
+
+import json
+
+import pytest
+from test_faults import _train, images
+
+__all__ = ["images"]  # a fixture
+
+
+def test_the_profile_tab_has_the_steps(tmp_path, images):
+    _train(tmp_path, images, train_steps=4, profile_steps=(2, 3))
+    (trace,) = (tmp_path / "logs" / "plugins" / "profile").glob("*/*.xplane.pb")
+    assert trace.stat().st_size > 1000
+    convert = pytest.importorskip("xprof.convert.raw_to_tool_data")
+    data, _ = convert.xspace_to_tool_data([str(trace)], "trace_viewer", {})
+    names = {event.get("name") for event in json.loads(data)["traceEvents"]}
+    assert any(name and "train_step" in name for name in names), sorted(map(str, names))[:50]
