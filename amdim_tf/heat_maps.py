@@ -35,7 +35,7 @@ def grid(heights: list[float], columns: int, title: str):
     figure.suptitle(title, fontsize=10)
     for one in axes.flat:
         one.set_axis_off()
-        one.set_anchor("N")  # level with each other, whatever has a scale below it
+        one.set_anchor("S")  # below its title, level with the others
     return figure, axes
 
 

@@ -88,7 +88,7 @@ def draw_similarities(pictures1: np.ndarray, pictures2: np.ndarray, found: Simil
                 drawn = heat_maps.show_heat(
                     axes[row, column], pictures2[row], maps[row, number], limits, name
                 )
-        heat_maps.scale(figure, drawn, axes[:, columns], label)
+        heat_maps.scale(figure, drawn, axes[-1, columns], label)
     return figure
 
 

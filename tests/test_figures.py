@@ -10,11 +10,20 @@ from PIL import Image
 from tensorboard.backend.event_processing import plugin_event_accumulator
 from tensorboard.plugins.projector.projector_plugin import ProjectorPlugin
 from test_model import make_batch, make_model
-from test_train import TINY, refused, run
+from test_train import refused, run
 
-from amdim_tf import charts, embedding_figure, figures, heat_maps, pair_figures, retrieval_figure
+from amdim_tf import (
+    charts,
+    config_file,
+    embedding_figure,
+    figures,
+    heat_maps,
+    pair_figures,
+    retrieval_figure,
+    training_loop,
+)
 from amdim_tf import config as config_lib
-from amdim_tf.figures import FIGURES
+from amdim_tf.figures import FIGURES, FigureSettings
 from amdim_tf.retrieval_figure import Gallery
 
 
@@ -162,17 +171,24 @@ def test_large_pictures_are_shrunk_for_the_projector():
 def trained(tmp_path_factory):
     """The directory of a mixture's run of two steps."""
     model_dir = tmp_path_factory.mktemp("run") / "run"
-    run("train", f"--model_dir={model_dir}", *TINY, "--train_steps=2", "--mixture_components=3")
+    settings = {"ndf": 4, "n_rkhs": 16, "n_depth": 1, "batch_size": 8, "train_steps": 2}
+    training_loop.train(config_lib.make({**settings, "mixture_components": 3}), model_dir)
     return model_dir
 
 
 @pytest.mark.slow
 def test_program_draws_everything_the_same_way_twice(trained, tmp_path):
     flags = [f"--model_dir={trained}", f"--figures={','.join(FIGURES)}", "--rows=2", "--pairs=7"]
-    for folder in ("first", "second"):
-        done = run("visualize", *flags, f"--output_dir={tmp_path / folder}")
+    done = run("visualize", *flags, f"--output_dir={tmp_path / 'first'}")
+    config, _ = config_file.load(config_file.path_in(trained))
+
+    def draw(names, folder, seed):
+        given = config_lib.update(config, {"batch_size": 7, "seed": seed})
+        figures.draw(FigureSettings(names, str(folder), str(trained), pairs=7, rows=2), given)
+
+    draw(FIGURES, tmp_path / "second", 0)
     for name in FIGURES:
-        assert str(tmp_path / "second" / f"{name}.png") in done.stdout
+        assert str(tmp_path / "first" / f"{name}.png") in done.stdout
         for kind in ("png", "pdf"):
             first, second = (tmp_path / folder / f"{name}.{kind}" for folder in ("first", "second"))
             assert first.read_bytes() == second.read_bytes()
@@ -183,7 +199,7 @@ def test_program_draws_everything_the_same_way_twice(trained, tmp_path):
     events.Reload()
     assert set(events.Tags()["tensors"]) == set(FIGURES)
     assert (trained / "logs" / "projector" / "projector_config.pbtxt").exists()
-    run("visualize", *flags[:1], "--figures=similarity", "--seed=5", f"--output_dir={tmp_path}")
+    draw(["similarity"], tmp_path, 5)
     assert (tmp_path / "similarity.png").read_bytes() != (
         tmp_path / "first" / "similarity.png"
     ).read_bytes()

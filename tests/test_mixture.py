@@ -7,9 +7,10 @@ import pytest
 import tensorflow as tf
 from hypothesis import strategies as st
 from test_model import make_batch, make_config, make_model
-from test_train import TINY, refused, run
+from test_train import TINY, refused
 
-from amdim_tf import checkpoints, mixture, nce
+from amdim_tf import checkpoints, mixture, nce, training_loop
+from amdim_tf import config as config_lib
 from amdim_tf.mixture import Mixture
 from amdim_tf.mixture_objective import mixture_figures, mixture_objective, mixture_posterior
 from amdim_tf.mixture_watch import MixtureWatch
@@ -269,9 +270,9 @@ def test_a_mixture_needs_the_task_1to7():
 
 @pytest.mark.slow
 def test_a_mixture_resumes_and_is_logged(tmp_path):
-    flags = [f"--model_dir={tmp_path}", *TINY, "--mixture_components=2"]
-    run("train", *flags, "--train_steps=2")
-    run("train", *flags, "--train_steps=4")
+    config = make_config(ndf=4, n_depth=1, mixture_components=2, log_steps=2)
+    for steps in (2, 4):
+        training_loop.train(config_lib.update(config, {"train_steps": steps}), tmp_path)
     header, *rows = (tmp_path / "metrics.csv").read_text().splitlines()
     assert {"mixture_usage_1", "mixture_entropy", "mixture_objective"} <= set(header.split(","))
     assert len(rows) == 2

@@ -8,11 +8,19 @@ import pytest
 from hypothesis import strategies as st
 from pictures import encoded, picture
 from PIL import Image
-from test_train import TINY, refused, run
+from test_train import run
 
-from amdim_tf import cells, masked_images, segmentation, segmentation_probe
+from amdim_tf import (
+    cells,
+    evaluation,
+    masked_images,
+    segmentation,
+    segmentation_probe,
+    training_loop,
+)
 from amdim_tf import config as config_lib
 from amdim_tf.errors import UserError
+from amdim_tf.evaluation import EvaluationSettings
 
 cluster = pytest.importorskip("sklearn.cluster")
 metrics = pytest.importorskip("sklearn.metrics")
@@ -169,24 +177,27 @@ def test_folders_with_masks(tmp_path):
 def trained(tmp_path_factory):
     """The directory of a mixture's run of two steps."""
     model_dir = tmp_path_factory.mktemp("run") / "run"
-    run("train", f"--model_dir={model_dir}", *TINY, "--train_steps=2", "--mixture_components=3")
+    settings = {"ndf": 4, "n_rkhs": 16, "n_depth": 1, "batch_size": 8, "train_steps": 2}
+    training_loop.train(config_lib.make({**settings, "mixture_components": 3}), model_dir)
     return model_dir
 
 
 @pytest.mark.slow
-def test_the_probe_writes_table_and_json(trained):
-    done = run("evaluate", f"--model_dir={trained}", "--probes=linear,segmentation")
+def test_the_probe_writes_table_and_json(trained, capsys):
+    settings = EvaluationSettings(str(trained), probes=("linear", "segmentation"))
+    evaluation.evaluate(settings)
+    printed = capsys.readouterr().out
     results = json.loads((trained / "evaluation" / "scenes.json").read_text())
     found = results["segmentation"]
     assert found["images"] == 4000 and found["components"] == 3
     for method, described in segmentation_probe.METHODS.items():
-        line = next(line for line in done.stdout.splitlines() if line.startswith(described))
+        line = next(line for line in printed.splitlines() if line.startswith(described))
         assert f"{found['7x7'][method]['adjusted_rand_index']:.3f}" in line
         assert f"{found['upsampled'][method]['iou']:.3f}" in line
     assert abs(found["7x7"]["random"]["adjusted_rand_index"]) < 0.01
     assert found["7x7"]["kmeans_colours"]["adjusted_rand_index"] > 0.4
     assert 0.05 < results["bag_of_features"]["accuracy"] < 1
-    assert "bag_of_features" in done.stdout
+    assert "bag_of_features" in printed
 
 
 @pytest.mark.slow
@@ -196,4 +207,8 @@ def test_a_folder_needs_no_labels(trained, tmp_path):
     flags.append("--probes=segmentation")
     done = run("evaluate", *flags, f"--mask_dir={masks}")
     assert "Segmentation of 2 test images of folder" in done.stdout
-    assert "--mask_dir" in refused("evaluate", *flags)
+    settings = EvaluationSettings(
+        str(trained), dataset="folder", data_dir=str(images), probes=("segmentation",)
+    )
+    with pytest.raises(UserError, match="--mask_dir"):
+        evaluation.evaluate(settings)
