@@ -555,4 +555,5 @@ def test_a_mixture_has_a_signature_of_its_own(tmp_path):
     assert signature(images=nothing, other_images=nothing)["posterior"].shape == (0, 7, 7, 3)
     with pytest.raises(tf.errors.InvalidArgumentError, match="as many as images"):
         signature(images=images, other_images=others[:2])
-    exporting.export(tmp_path, tmp_path / "small", dtype="bfloat16")
+    target = f"--output_dir={tmp_path / 'small'}"
+    run("export", f"--model_dir={tmp_path}", target, "--dtype=bfloat16")
