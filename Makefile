@@ -17,7 +17,7 @@ demo: $(VENV)/.installed
 	@echo "Curves and views: $(BIN)/tensorboard --logdir=$(DEMO_DIR)/logs"
 
 test: lint
-	$(BIN)/python -m pytest --numprocesses=2 --dist=loadfile --durations=20
+	$(BIN)/python -m pytest --durations=10
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
