@@ -13,9 +13,6 @@ import tensorflow as tf
 from amdim_tf.image_ops import clip_levels, per_image, round_levels
 
 _ONE = 65536  # Pillow's fixed-point coordinates: 16 bits after the point
-# Halves between grey levels are common, and sums in another order fall just short of them or not:
-# with this much added they go up, whatever the batch and the machine.
-_BEYOND_HALVES = 1e-3
 
 
 def _pixel_numbers(images, rows, columns):
@@ -88,14 +85,14 @@ def bicubic_bands(start, length, size, within, count: int, bands: int, span) -> 
         within: whether pixels outside the stretch have no weight.
         count: how many pixels to make of it.
         bands: a divisor of `count`.
-        span: how many source pixels a band gets: band_span, or with one band all of them.
+        span: how many source pixels a band gets, at least its band_span.
     """
     scale = length[:, tf.newaxis] / count  # [B, 1]
     centers = start[:, tf.newaxis] + (tf.range(count, dtype=tf.float32) + 0.5) * scale
     centers = tf.reshape(centers, [-1, bands, count // bands])
     widening = tf.maximum(scale, 1.0)[:, :, tf.newaxis]  # [B, 1, 1]
     first = tf.floor(centers[:, :, :1] - 2.0 * widening)  # [B, bands, 1]
-    first = tf.maximum(first, 0.0) if bands > 1 else tf.zeros_like(first)
+    first = tf.maximum(first, 0.0)
     pixels = first + tf.range(tf.cast(span, tf.float32))  # [B, bands, span]
     low, high = (start, start + length) if within else (tf.zeros_like(start), size)
     low, high = low[:, tf.newaxis, tf.newaxis], tf.reshape(high, [-1, 1, 1])
@@ -110,11 +107,6 @@ def bicubic_bands(start, length, size, within, count: int, bands: int, span) -> 
     weights /= tf.reduce_sum(weights, axis=3, keepdims=True)
     last = tf.reshape(size, [-1, 1, 1]) - 1.0
     return Bands(tf.cast(tf.minimum(pixels, last), tf.int32), weights)
-
-
-def _to_levels(sums):
-    """Weighted sums of grey levels as grey levels."""
-    return round_levels(clip_levels(sums) + _BEYOND_HALVES)
 
 
 def resample(image, down: Bands, across: Bands):
@@ -146,7 +138,35 @@ def resample(image, down: Bands, across: Bands):
     low = tf.gather(low, across.pixels, axis=2, batch_dims=1)  # [B, bands, bands, span, 3·each]
     result = tf.matmul(across.weights[:, tf.newaxis], low)  # [B, bands, bands, each, 3·each]
     result = tf.transpose(tf.reshape(result, [-1, bands, size, 3, each]), [0, 1, 4, 2, 3])
-    return _to_levels(tf.reshape(result, [-1, size, size, 3]))
+    return round_levels(clip_levels(tf.reshape(result, [-1, size, size, 3])))
+
+
+def _bicubic_weights(start, length, count, size, within):
+    """Pillow's resampling weights from `size` source pixels to `count`: [B, count, size].
+
+    Args:
+        start: float32 [B], where in the source the resampled stretch begins, in pixels.
+        length: float32 [B], how long it is.
+        count: how many pixels to make of it.
+        size: how many pixels the source has.
+        within: whether pixels outside the stretch have no weight.
+
+    The kernel is Keys' cubic with a = -0.5, widened by the scale when shrinking, cut off at the
+    source's border and normalized to sum 1.
+    """
+    scale = length[:, tf.newaxis] / tf.cast(count, tf.float32)  # [B, 1]
+    steps = tf.range(count, dtype=tf.float32) + 0.5
+    centers = start[:, tf.newaxis] + steps * scale  # [B, count]
+    pixels = tf.range(tf.cast(size, tf.float32)) + 0.5  # [size]
+    distance = tf.abs(pixels - centers[:, :, tf.newaxis]) / tf.maximum(scale, 1.0)[:, :, tf.newaxis]
+    near = (1.5 * distance - 2.5) * distance * distance + 1.0
+    far = ((-0.5 * distance + 2.5) * distance - 4.0) * distance + 2.0
+    weights = tf.where(distance < 1.0, near, tf.where(distance < 2.0, far, 0.0))
+    if within:
+        first, length = start[:, tf.newaxis], length[:, tf.newaxis]  # [B, 1]
+        inside = (pixels > first) & (pixels < first + length)  # [B, size]
+        weights = tf.where(inside[:, tf.newaxis, :], weights, 0.0)
+    return weights / tf.reduce_sum(weights, axis=2, keepdims=True)
 
 
 def crop_and_resize(images, boxes, size, within_box=False):
@@ -168,17 +188,13 @@ def crop_and_resize(images, boxes, size, within_box=False):
     """
     height, width = tf.shape(images)[1], tf.shape(images)[2]
     top, left, box_height, box_width = tf.unstack(boxes, axis=1)
-
-    def weights(start, length, limit):
-        limit = tf.cast(limit, tf.float32)
-        return bicubic_bands(start, length, limit, within_box, size, 1, limit).weights[:, 0]
-
-    across, down = weights(left, box_width, width), weights(top, box_height, height)  # [B, size, …]
+    across = _bicubic_weights(left, box_width, size, width, within_box)  # [B, size, W]
+    down = _bicubic_weights(top, box_height, size, height, within_box)  # [B, size, H]
     columns = tf.reshape(tf.transpose(images, [0, 2, 1, 3]), [-1, width, height * 3])
-    narrow = _to_levels(tf.matmul(across, columns))  # [B, size, H·3]
+    narrow = round_levels(clip_levels(tf.matmul(across, columns)))  # [B, size, H·3]
     narrow = tf.transpose(tf.reshape(narrow, [-1, size, height, 3]), [0, 2, 1, 3])
     result = tf.matmul(down, tf.reshape(narrow, [-1, height, size * 3]))  # [B, size, size·3]
-    return tf.reshape(_to_levels(result), [-1, size, size, 3])
+    return tf.reshape(round_levels(clip_levels(result)), [-1, size, size, 3])
 
 
 def _pixels_or_fill(images, rows, columns, fill):

@@ -4,7 +4,9 @@ import re
 
 import pytest
 import tensorflow as tf
-from test_model import make_batch, make_model
+from test_model import make_batch, make_config, make_model
+
+from amdim_tf import distribution, training_loop
 
 
 def _hlo(function, *arguments):
@@ -29,17 +31,18 @@ def test_the_step_lowers_to_xla(size):
     passes = {**batch, "noise": drawn["noise"]}
     labelled = tf.constant(12.0)
     _assert_static_and_on_the_device(_hlo(step.forward, passes, labelled))
-    views = step.forward(passes, labelled).views
+    embedded = step.forward(passes, labelled).embedded
     # What the NCE of a replica gets: its own images, and those of all replicas.
-    whole = step._part(tf.concat(2 * [step._join(views)], axis=0))
+    whole = step._part(tf.concat(2 * [step._join(embedded.views)], axis=0))
     offset = tf.constant(8)
     _assert_static_and_on_the_device(
-        _hlo(lambda *given: step.nce(*given, None), views, whole, drawn["locations"], offset)
+        _hlo(lambda *given: step.nce(*given, None), embedded, whole, drawn["locations"], offset)
     )
 
 
 @pytest.mark.slow
 def test_microbatches_and_blocks_lower_to_xla():
-    model = make_model(n_depth=1, microbatch=4, nce_block="3")
-    step = model.training_step
+    config = make_config(n_depth=1, microbatch=4, nce_block="3", xla="on")
+    devices = distribution.resolve(config)
+    step = training_loop.compiled_model(config, 3, 10, devices).training_step
     _assert_static_and_on_the_device(_hlo(step, make_batch(), step.draw(8)))
