@@ -47,14 +47,8 @@ PROCESSES = {
         ("two_microbatch_4", "quarters", {"replicas": 2, "microbatch": 4}),
         ("two_zero", None, {"replicas": 2}, {"zero": True}),
     ],
-    "four": [
-        ("four_synchronized", "whole", {"replicas": 4, **SYNCHRONIZED}),
-        ("four", "quarters", {"replicas": 4}),
-    ],
-    "workers": [
-        ("two_workers", "whole", SYNCHRONIZED),
-        ("two_workers_xla", "halves", {"xla": "on"}),
-    ],
+    "four": [("four_synchronized", "whole", {"replicas": 4, **SYNCHRONIZED})],
+    "workers": [("two_workers", "whole", SYNCHRONIZED)],
     "workers_of_two": [("two_workers_of_two", "quarters", {"replicas": 2})],
 }
 TABLE = {row[0]: row[1] for rows in PROCESSES.values() for row in rows if row[1]}
