@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from amdim_tf.config import Config, DistributionConfig
-from amdim_tf.errors import UserError
+from amdim_tf.errors import LostWorker, UserError
 
 
 class Cluster(NamedTuple):
@@ -81,7 +81,7 @@ def resolve(config: Config) -> Distribution:
     if settings.replicas > 1:
         _split_cpu(settings.replicas)
     if cluster:
-        strategy = _multi_worker_strategy(settings.replicas)
+        strategy = _multi_worker_strategy(settings.replicas, cluster)
         return Distribution(strategy, cluster.worker, workers, compiled)
     if len(devices) > 1:
         return Distribution(tf.distribute.MirroredStrategy(devices), compiled=compiled)
@@ -198,10 +198,17 @@ def _numbers(cluster: dict[str, Any], job: str) -> range:
     return range(len(cluster.get(job, ())))
 
 
-def _multi_worker_strategy(replicas: int) -> tf.distribute.Strategy:
+def _multi_worker_strategy(replicas: int, cluster: Cluster) -> tf.distribute.Strategy:
     """TensorFlow's engine for several machines; all of them have to be there."""
-    with _cpu_devices(replicas):
-        return tf.distribute.MultiWorkerMirroredStrategy()
+    try:
+        with _cpu_devices(replicas):
+            return tf.distribute.MultiWorkerMirroredStrategy()
+    except tf.errors.OpError as error:
+        raise LostWorker(
+            f"TF_CONFIG: expected to reach the workers {', '.join(cluster.addresses)}, as "
+            f"{cluster.addresses[cluster.worker]}. Received: "
+            f"{error.message.strip().splitlines()[0][:300]}. Start all workers again."
+        ) from None
 
 
 @contextlib.contextmanager

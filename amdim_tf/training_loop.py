@@ -50,7 +50,7 @@ def train(config: Config, model_dir) -> AMDIM:
     source = sources.load(config.data, "train")
     per_epoch = input_pipeline.steps_per_epoch(source, config.training.batch_size)
     total = config.training.train_steps or math.ceil(config.training.epochs * per_epoch)
-    with devices.strategy.scope():
+    with devices.strategy.scope(), workers.watched(devices):
         model = compiled_model(config, len(source.class_names), per_epoch, devices)
     # Nothing is written before all settings have been accepted, and by one worker only.
     try:

@@ -37,7 +37,8 @@ def _newest(model_dir):
 def _wait_for_checkpoint(model_dir, processes):
     before = _newest(model_dir)
     while _newest(model_dir) == before:
-        assert all(process.poll() is None for process in processes)
+        for process in processes:
+            assert process.poll() is None, process.communicate()
         time.sleep(0.05)
 
 
