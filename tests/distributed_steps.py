@@ -108,7 +108,7 @@ def plain_step(model, batch, parts):
     locations = model.draw_locations(BATCH, step)
     noise = model.draw([2 * BATCH, settings.n_rkhs + model.mlp.hidden], step, key=2)
     noise = tf.reshape(noise, [2, BATCH, -1])
-    views, logits, moments = ([], []), [], []
+    views, components, logits, moments = ([], []), ([], []), [], []
     with tf.GradientTape() as tape:
         for begin in range(0, BATCH, size):
             rows = slice(begin, begin + size)
@@ -121,13 +121,18 @@ def plain_step(model, batch, parts):
             moments.append(collector.moments)
             for view in (0, 1):
                 views[view].append({n: tf.split(v, 2)[view] for n, v in embedded.items()})
+                if model.mixture is not None:
+                    components[view].append(model.mixture(tf.split(features["f1"], 2)[view]))
         whole = [
             {n: tf.concat([part[n] for part in of_view], 0) for n in model.scales}
             for of_view in views
         ]
         drawn = [{n: both[view] for n, both in locations.items()} for view in (0, 1)]
-        clip, weight = settings.score_clip, settings.score_regularization
-        tasks = nce.multiscale_losses(settings.tasks, *whole, *drawn, clip, weight)
+        tasks = nce.multiscale_losses(
+            settings.tasks, *whole, *drawn, settings.score_clip, settings.score_regularization,
+            mixtures=[tf.concat(of_view, 0) for of_view in components if of_view],
+            temperature=settings.mixture_temperature,
+        )  # fmt: skip
         order = [rows for b in range(0, BATCH, size) for rows in 2 * [batch["label"][b : b + size]]]
         losses = {
             name: classifiers.classification_loss(
@@ -143,6 +148,8 @@ def plain_step(model, batch, parts):
     model.optimizer.apply_gradients(zip(gradients, trained, strict=True))
     for name, layer in model.norms().items():
         layer.move(*tf.unstack(tf.reduce_mean([part[name] for part in moments], axis=0)))
+    if model.mixture is not None:
+        model.mixture.negatives.assign(model.mixture.choose_negatives(whole[1][7]))
     logs = {f"loss_{name}": task.loss for name, task in tasks.items()}
     return {**logs, "loss": loss, "linear_loss": losses["linear"], "mlp_loss": losses["mlp"]}
 

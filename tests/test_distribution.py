@@ -35,22 +35,32 @@ PROCESSES = {
         ("microbatch_4", "quarters", {"microbatch": 4, "nce_block": "3"}),
         ("xla", "whole", {"xla": "on"}),
     ],
-    "half": [
-        ("bfloat16", None, {"precision": "mixed_bfloat16"}),
-        ("float16", None, {"precision": "mixed_float16"}),
-        ("float16_overflow", None, {"precision": "mixed_float16"}, {"scale": 2.0**60}),
-    ],
     "two": [
         ("two_synchronized", "whole", {"replicas": 2, **SYNCHRONIZED}),
         ("two", "halves", {"replicas": 2}),
         ("two_xla_blocks", "halves", {"replicas": 2, "xla": "on", "nce_block": "3"}),
         ("two_microbatch_4", "quarters", {"replicas": 2, "microbatch": 4}),
-        ("two_zero", None, {"replicas": 2}, {"zero": True}),
     ],
     "four": [("four_synchronized", "whole", {"replicas": 4, **SYNCHRONIZED})],
     "workers": [("two_workers", "whole", SYNCHRONIZED)],
     "workers_of_two": [("two_workers_of_two", "quarters", {"replicas": 2})],
 }
+
+
+def _with_mixtures(row):
+    """The same row for a mixture model."""
+    name, expected, settings, *more = row
+    expected = expected and f"mixture_{expected}"
+    return f"mixture_{name}", expected, {**settings, "mixture_components": 3}, *more
+
+
+PROCESSES = {process: [*rows, *map(_with_mixtures, rows)] for process, rows in PROCESSES.items()}
+PROCESSES["two"].append(("two_zero", None, {"replicas": 2}, {"zero": True}))
+PROCESSES["half"] = [
+    ("bfloat16", None, {"precision": "mixed_bfloat16"}),
+    ("float16", None, {"precision": "mixed_float16"}),
+    ("float16_overflow", None, {"precision": "mixed_float16"}, {"scale": 2.0**60}),
+]
 TABLE = {row[0]: row[1] for rows in PROCESSES.values() for row in rows if row[1]}
 # Half precision without oneDNN, whose kernels for it exist only on some processors.
 HALF = {"TF_ENABLE_ONEDNN_OPTS": "0"}
@@ -111,8 +121,7 @@ def results(tmp_path_factory):
 def test_weights_and_losses_after_three_steps(results, row):
     (expected,) = results[TABLE[row]]
     assert len(results[row]) == (2 if "workers" in row else 1)
-    start = results["whole"][0]["log/loss"][0]
-    assert abs(start - expected["log/loss"][-1]) > 1e-2  # the steps do something
+    assert np.ptp(expected["log/loss"]) > 1e-2  # the steps do something
     for actual in results[row]:
         assert actual.keys() >= expected.keys()
         for name, value in expected.items():
