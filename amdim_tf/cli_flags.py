@@ -47,9 +47,31 @@ class _ListParser(flags.ArgumentParser):
         return self._description
 
 
+class _PathParser(flags.ArgumentParser):
+    """A path, in which ~ is the home directory."""
+
+    def parse(self, argument):
+        """The path without ~."""
+        return os.path.expanduser(argument)
+
+    def flag_type(self):
+        """Shown in the help."""
+        return "path"
+
+
+# Used as flags.DEFINE(cli_flags.PATH, name, default, help).
+PATH = _PathParser()
+_PATHS = ("data_dir", "policy")
+
+
 def define_config_flags() -> None:
-    """One flag per setting. Their default is None, which means: not given on the command line."""
+    """One flag per setting. Their default is None, which means: not given on the command line.
+
+    A flag that the program has defined by itself stays as it is.
+    """
     for name, (_, field) in SETTINGS.items():
+        if name in FLAGS:
+            continue
         default = getattr(_section_of(name), name)
         shown = ",".join(map(str, default)) if isinstance(default, tuple) else default
         text = f"{field.metadata['help']} (default: {shown})"
@@ -63,6 +85,8 @@ def define_config_flags() -> None:
             flags.DEFINE(_ListParser(int, "whole numbers"), name, None, text)
         elif field.type == "tuple[str, ...]":
             flags.DEFINE(_ListParser(str, "names"), name, None, text)
+        elif name in _PATHS:
+            flags.DEFINE(PATH, name, None, text)
         else:
             define = {
                 "int": flags.DEFINE_integer,
@@ -83,15 +107,29 @@ def _section_of(name: str):
 def given_settings() -> dict[str, Any]:
     """The settings that the command line or a flag file gives."""
     given = {name: FLAGS[name].value for name in SETTINGS if FLAGS[name].value is not None}
-    for name in {"data_dir", "policy"} & set(given):
-        given[name] = os.path.expanduser(given[name])
-    if "epochs" in given and given.get("train_steps"):
+    if given.get("epochs") and given.get("train_steps"):
         raise UserError(
             f"--epochs: expected either --epochs or --train_steps. Received: {given['epochs']:g} "
-            f"beside --train_steps={given['train_steps']}. If that is from a flag file, add "
-            "--train_steps=0."
+            f"beside --train_steps={given['train_steps']}. If one of them is from a flag file, "
+            "take it back by --epochs=0 or --train_steps=0."
         )
+    if given.get("train_steps") and given.get("epochs") == 0:
+        del given["epochs"]
     return given
+
+
+def check_flags_of_run(model_dir: str) -> None:
+    """Refuses flags, as of a flag file, that do not fit the model of a run.
+
+    Only those of the model count: what a run was trained by does not change what it is now.
+    """
+    given = {
+        name: value
+        for name, value in given_settings().items()
+        if SETTINGS[name][0] == "model" or name == "image_size"
+    }
+    saved = config_file.load(config_file.path_in(model_dir))[0]
+    config_file.changes(saved, config_lib.update(saved, given), model_dir)
 
 
 def training_config(model_dir: str) -> Config:
@@ -132,7 +170,7 @@ def require_model_dir(meaning: str) -> str:
 
 
 def require(name: str, meaning: str) -> str:
-    """The value of a flag that must be given: a path, in which ~ is the home directory."""
+    """The value of a flag that must be given."""
     value = FLAGS[name].value
     if not value:
         raise UserError(f"--{name}: expected {meaning}. Received: nothing.")
@@ -140,7 +178,7 @@ def require(name: str, meaning: str) -> str:
         value.encode()
     except UnicodeEncodeError:
         raise UserError(f"--{name}: expected a name in UTF-8. Received: {value!a}.") from None
-    return os.path.expanduser(value)
+    return value
 
 
 def import_tensorflow_quietly() -> None:

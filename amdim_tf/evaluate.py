@@ -17,9 +17,9 @@ from absl import flags
 
 from amdim_tf import cli_flags
 
-flags.DEFINE_string("model_dir", None, "Directory of the training run.")
+flags.DEFINE(cli_flags.PATH, "model_dir", None, "Directory of the training run.")
 flags.DEFINE_string("dataset", "", "Data set to evaluate on; by default the run's own.")
-flags.DEFINE_string("data_dir", "", "Directory of that data set.")
+flags.DEFINE(cli_flags.PATH, "data_dir", "", "Directory of that data set.")
 flags.DEFINE_list(
     "probes",
     ["linear"],
@@ -53,7 +53,8 @@ flags.DEFINE_integer(
 flags.DEFINE_integer(
     "probe_seed", 0, "Seed of held-out images, draws and classifiers.", lower_bound=0
 )
-flags.DEFINE_string(
+flags.DEFINE(
+    cli_flags.PATH,
     "mask_dir",
     "",
     "For segmentation on a folder: a directory with a PNG file for each test image, at the same "
@@ -62,11 +63,14 @@ flags.DEFINE_string(
 flags.DEFINE_bool(
     "watch", False, "Evaluate each new checkpoint of a running training, until its last step."
 )
+# For the flag file that a run was trained with.
+cli_flags.define_config_flags()
 
 
 def main() -> None:
     """Reads the flags and evaluates."""
     model_dir = cli_flags.require_model_dir("the directory of a training run")
+    cli_flags.check_flags_of_run(model_dir)
     cli_flags.import_tensorflow_quietly()
     from amdim_tf import evaluation
 

@@ -3,10 +3,11 @@
 Usage:
     python -m amdim_tf.export --model_dir=runs/quickstart
 
-Writes MODEL_DIR/export with three signatures, preprocessing inside:
+Writes MODEL_DIR/export with these signatures, preprocessing inside:
     serving_default   images, uint8 [N, H, W, 3]   -> f1 [N, D]
     encoded           encoded_images, N JPEG, PNG, BMP, GIF or WebP files -> f1
     maps              images                       -> f1, f5, f7, phi1, phi5, phi7
+    mixture           images, other_images         -> components, posterior (of a mixture)
 and amdim_tf.json, which says what it is. --tflite adds f1.tflite: images, uint8 [N, S, S, 3] of the
 encoder's own size -> f1.
 """
@@ -17,8 +18,9 @@ from absl import flags
 
 from amdim_tf import cli_flags
 
-flags.DEFINE_string("model_dir", None, "Directory of the training run.")
-flags.DEFINE_string(
+flags.DEFINE(cli_flags.PATH, "model_dir", None, "Directory of the training run.")
+flags.DEFINE(
+    cli_flags.PATH,
     "output_dir",
     None,
     "A new or empty directory, or an earlier export; MODEL_DIR/export if not given.",
@@ -27,11 +29,14 @@ flags.DEFINE_enum(
     "dtype", "float32", ["float32", "bfloat16"], "Of weights and arithmetic; outputs are float32."
 )
 flags.DEFINE_bool("tflite", False, "Also write f1.tflite, a LiteRT file of the f1 path.")
+# For the flag file that a run was trained with.
+cli_flags.define_config_flags()
 
 
 def main() -> None:
     """Reads the flags and exports."""
     model_dir = cli_flags.require_model_dir("the directory of a training run")
+    cli_flags.check_flags_of_run(model_dir)
     # The LiteRT converter warns about options that it sets itself.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     if cli_flags.FLAGS.dtype == "bfloat16":

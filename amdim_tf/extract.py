@@ -22,22 +22,28 @@ from absl import flags
 from amdim_tf import cli_flags
 from amdim_tf.errors import UserError
 
-flags.DEFINE_string("saved_model", None, "Directory that python -m amdim_tf.export has written.")
+flags.DEFINE(
+    cli_flags.PATH, "saved_model", None, "Directory that python -m amdim_tf.export has written."
+)
 flags.DEFINE_string("dataset", None, "Data set, as for training: folder, scenes, cifar10, ….")
-flags.DEFINE_string("data_dir", "", "Directory of the data set; the built-in one needs none.")
+flags.DEFINE(
+    cli_flags.PATH, "data_dir", "", "Directory of the data set; the built-in one needs none."
+)
 flags.DEFINE_enum(
     "split",
     "train",
     ["train", "labelled", "test"],
     "Which images; train is all of a folder without splits.",
 )
-flags.DEFINE_string("output", None, "Directory for the features.")
+flags.DEFINE(cli_flags.PATH, "output", None, "Directory for the features.")
 flags.DEFINE_enum("format", "npz", ["npz", "tfrecord", "parquet"], "Of the files of features.")
 flags.DEFINE_list("outputs", ["f1"], "Which features: some of f1, f5, f7, phi1, phi5, phi7.")
 flags.DEFINE_integer("batch_size", 250, "Images in a call of the model.", lower_bound=1)
 flags.DEFINE_integer("shard_size", 2000, "Images in a file.", lower_bound=1)
-flags.DEFINE_string("index", None, "Directory for an index of f1, to be searched.")
+flags.DEFINE(cli_flags.PATH, "index", None, "Directory for an index of f1, to be searched.")
 flags.DEFINE_enum("runner", "local", ["local", "beam"], "This process, or a Beam pipeline.")
+# For flag files of training, of which only the data set counts here.
+cli_flags.define_config_flags()
 
 
 def main(*beam_options: str) -> None:

@@ -14,11 +14,13 @@ from absl import flags
 from amdim_tf import cli_flags
 from amdim_tf.errors import UserError
 
-flags.DEFINE_string("index", None, "Directory that python -m amdim_tf.extract --index has written.")
-flags.DEFINE_string("query", None, "Image file to find similar images of.")
+flags.DEFINE(
+    cli_flags.PATH, "index", None, "Directory that python -m amdim_tf.extract --index has written."
+)
+flags.DEFINE(cli_flags.PATH, "query", None, "Image file to find similar images of.")
 flags.DEFINE_integer("k", 8, "How many.", lower_bound=1, upper_bound=1000)
-flags.DEFINE_string("picture", "neighbours.png", "PNG file to write.")
-flags.DEFINE_string("saved_model", "", "Where the index's model is, if it has been moved.")
+flags.DEFINE(cli_flags.PATH, "picture", "neighbours.png", "PNG file to write.")
+flags.DEFINE(cli_flags.PATH, "saved_model", "", "Where the index's model is, if it has been moved.")
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ from amdim_tf import cli_flags
 
 cli_flags.define_config_flags()
 flags.adopt_module_key_flags(cli_flags)
-flags.DEFINE_string("model_dir", None, "Directory of the run; it is made if need be.")
+flags.DEFINE(cli_flags.PATH, "model_dir", None, "Directory of the run; it is made if need be.")
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Draws figures of what the model sees and has learned: those of the paper, and two more.
+r"""Draws figures of what the model sees and has learned: those of the paper, and two more.
 
 Usage:
     python -m amdim_tf.visualize --model_dir=runs/quickstart --output_dir=figures \
@@ -29,8 +29,10 @@ flags.DEFINE_list(
     ["views"],
     "What to draw: views, and for a run retrieval, similarity, segmentation, embedding.",
 )
-flags.DEFINE_string("model_dir", None, "A training run; of its settings, flags win.")
-flags.DEFINE_string("output_dir", None, "Directory for the figures; it is made if need be.")
+flags.DEFINE(cli_flags.PATH, "model_dir", None, "A training run; of its settings, flags win.")
+flags.DEFINE(
+    cli_flags.PATH, "output_dir", None, "Directory for the figures; it is made if need be."
+)
 flags.DEFINE_integer("pairs", 48, "How many pairs of views to show in views.", lower_bound=1)
 flags.DEFINE_integer(
     "rows",
@@ -48,6 +50,7 @@ def main() -> None:
     given["batch_size"] = max(cli_flags.FLAGS.pairs, 2)
     if model_dir:
         model_dir = cli_flags.require_model_dir("the directory of a training run")
+        cli_flags.check_flags_of_run(model_dir)
         config = config_lib.update(config_file.load(config_file.path_in(model_dir))[0], given)
     else:
         config = config_lib.make(given)

@@ -91,7 +91,7 @@ def test_the_configs_are_all_there():
         (["--use_bn=3"], "--use_bn: expected true or false. Received: 3."),
         (["--nouse_bn=3"], "--nouse_bn=3"),
         (["--flagfile=tests/data/reference_32.npz"], "tests/data/reference_32.npz"),
-        (["--epochs=2", "--train_steps=5"], "--epochs: expected either"),
+        (["--flagfile=configs/cifar10.cfg", "--train_steps=5"], "--epochs=0 or --train_steps=0"),
         (["--model_dir=gs://bucket/run"], "--model_dir: expected a directory of this machine"),
         (["--model_dir=" + 300 * "a"], "File name too long"),
         (["--model_dir=a\udcff"], "--model_dir: expected a name in UTF-8"),
@@ -220,9 +220,30 @@ def test_epochs_win_over_steps_that_were_saved(tmp_path):
     assert (settings["epochs"], settings["train_steps"]) == (3.0, 0)
 
 
+def test_steps_in_the_place_of_a_flag_files_epochs(tmp_path):
+    settings = _config_of(
+        tmp_path, f"--flagfile={ROOT / 'configs' / 'cifar10.cfg'}", "--train_steps=5", "--epochs=0"
+    )
+    assert settings["train_steps"] == 5
+
+
 def test_a_tilde_is_the_home_directory(tmp_path):
     settings = _config_of(tmp_path, "--dataset=folder", "--data_dir=~/images")
     assert settings["data_dir"] == "/home/somebody/images"
+
+
+@pytest.mark.parametrize("program", ["evaluate", "export", "visualize"])
+def test_the_flag_file_of_a_run_may_be_given_again(program, tmp_path):
+    """Every program takes it; what contradicts the run's model is refused."""
+    config = config_lib.make({"dataset": "scenes", "ndf": 8, "n_rkhs": 256, "n_depth": 3})
+    config_file.save(config, config_file.path_in(tmp_path), {"classes": []})
+    flags = [f"--flagfile={ROOT / 'configs' / 'quickstart.cfg'}", f"--model_dir={tmp_path}"]
+    if program != "evaluate":
+        flags.append(f"--output_dir={tmp_path / 'out'}")
+    if program == "visualize":
+        flags.append("--figures=embedding")
+    assert "--ndf=32 (there: 8)" in refused(program, *flags)
+    assert "expected a checkpoint" in refused(program, *flags, "--ndf=8")
 
 
 def test_output_that_cannot_be_printed(tmp_path):

@@ -8,6 +8,7 @@ Usage:
     python tools/benchmark.py memory --batch_size=1008 --microbatch=32
     python tools/benchmark.py nce
     python tools/benchmark.py probes
+    python tools/benchmark.py workers --ndf=32 --n_rkhs=256 --n_depth=3 --batch_size=128
 
 train: the whole training step, online classifiers included, on images in memory. The limit is a
 large matrix product, repeated for a second before and after every step, since the speed of a shared
@@ -30,6 +31,8 @@ nce: the NCE and its gradient in blocks, beside the dense form: time at batch 51
 memory at batch 4096. (step_peak and nce_peak are the parts of these that need a process each.)
 
 probes: linear classifier and nearest neighbours on 50,000 features of 1,024 numbers.
+
+workers: two worker processes with a core each, beside one process with both cores, in turns.
 """
 
 import pathlib
@@ -53,8 +56,8 @@ flags.DEFINE_integer(
     "`input`: make this many batches and print memory instead of speed.",
     lower_bound=0,
 )
-flags.DEFINE_string("saved_model", None, "`extract`: the export that it runs.")
-_SUITES = ("train", "input", "checkpoints", "extract", "memory", "nce", "probes")
+flags.DEFINE(cli_flags.PATH, "saved_model", None, "`extract`: the export that it runs.")
+_SUITES = ("train", "input", "checkpoints", "extract", "memory", "nce", "probes", "workers")
 _PARTS = ("step_peak", "nce_peak")
 
 
@@ -68,7 +71,7 @@ def main(suite: str) -> None:
     if suite == "extract":
         saved_model = cli_flags.require("saved_model", "the directory of an export")
     cli_flags.import_tensorflow_quietly()
-    from benchmarks import checkpoints, extract, input, memory, probes, train
+    from benchmarks import checkpoints, extract, input, memory, probes, train, workers
 
     options = cli_flags.FLAGS
     given = [word for word in sys.argv[1:] if word.startswith("--")]
@@ -84,6 +87,7 @@ def main(suite: str) -> None:
             config.distribution.nce_block, config.training.batch_size
         ),
         "probes": probes.run,
+        "workers": lambda: workers.run(given),
     }[suite]()
 
 

@@ -30,8 +30,8 @@ from amdim_tf import cli_flags
 from amdim_tf import policy_tables as tables
 from amdim_tf.errors import UserError
 
-flags.DEFINE_string("input", None, "File with the published list.")
-flags.DEFINE_string("output", None, "Policy file to write; ends in .json.")
+flags.DEFINE(cli_flags.PATH, "input", None, "File with the published list.")
+flags.DEFINE(cli_flags.PATH, "output", None, "Policy file to write; ends in .json.")
 flags.DEFINE_string("name", None, "Which list: its variable or function, where there are several.")
 
 # Their names -> ours.

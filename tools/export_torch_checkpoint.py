@@ -25,8 +25,8 @@ from amdim_tf.reference_shapes import LOCATION_MASKS, LOCATION_MASKS_SHAPE
 
 def define_flags() -> None:
     """In a function, so that the module can be imported beside other programs' flags."""
-    flags.DEFINE_string("model_dir", None, "Directory of the run.")
-    flags.DEFINE_string("output", None, "File to write; ends in .pth or .npz.")
+    flags.DEFINE(cli_flags.PATH, "model_dir", None, "Directory of the run.")
+    flags.DEFINE(cli_flags.PATH, "output", None, "File to write; ends in .pth or .npz.")
 
 
 def check_output(output: str) -> None:

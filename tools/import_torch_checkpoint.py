@@ -42,9 +42,13 @@ def define_flags() -> None:
     """In a function, so that the module can be imported beside other programs' flags."""
     cli_flags.define_config_flags()
     flags.adopt_module_key_flags(cli_flags)
-    flags.DEFINE_string("checkpoint", None, "File to import: .pth, or .npz in the golden format.")
-    flags.DEFINE_string("model_dir", None, "Directory for the run; new, or empty.")
-    flags.DEFINE_string("verify", None, "Golden .npz file whose embeddings the model must give.")
+    flags.DEFINE(
+        cli_flags.PATH, "checkpoint", None, "File to import: .pth, or .npz in the golden format."
+    )
+    flags.DEFINE(cli_flags.PATH, "model_dir", None, "Directory for the run; new, or empty.")
+    flags.DEFINE(
+        cli_flags.PATH, "verify", None, "Golden .npz file whose embeddings the model must give."
+    )
     flags.DEFINE_integer(
         "classes",
         None,

@@ -24,8 +24,8 @@ from amdim_tf import cli_flags
 from amdim_tf.errors import UserError
 from amdim_tf.progress import Progress
 
-flags.DEFINE_string("data_dir", None, "Folder of images.")
-flags.DEFINE_string("output_dir", None, "Directory for the shards; it is made if need be.")
+flags.DEFINE(cli_flags.PATH, "data_dir", None, "Folder of images.")
+flags.DEFINE(cli_flags.PATH, "output_dir", None, "Directory for the shards; it is made if need be.")
 flags.DEFINE_integer("shard_images", 1000, "Images in a shard.", lower_bound=1)
 
 

@@ -25,7 +25,9 @@ from amdim_tf import cli_flags, config_file
 from amdim_tf import config as config_lib
 from amdim_tf.errors import UserError
 
-flags.DEFINE_string("output_dir", "report", "Directory for the report; it is made if need be.")
+flags.DEFINE(
+    cli_flags.PATH, "output_dir", "report", "Directory for the report; it is made if need be."
+)
 
 # Linear and MLP accuracy in %, from the paper's tables.
 _PAPER = (

@@ -98,9 +98,13 @@ class Settings:
 
 def define_flags() -> None:
     """In a function, so that the module can be imported beside other programs' flags."""
-    flags.DEFINE_string("model_dir", None, "Directory of a training run on labelled images.")
-    flags.DEFINE_string("output", None, "Policy file to write; ends in .json.")
-    flags.DEFINE_string("data_dir", None, "Where the run's data set is now, if it has moved.")
+    flags.DEFINE(
+        cli_flags.PATH, "model_dir", None, "Directory of a training run on labelled images."
+    )
+    flags.DEFINE(cli_flags.PATH, "output", None, "Policy file to write; ends in .json.")
+    flags.DEFINE(
+        cli_flags.PATH, "data_dir", None, "Where the run's data set is now, if it has moved."
+    )
     flags.DEFINE_float(
         "minutes", Settings.minutes, "Most time for the trials; 0: no limit.", lower_bound=0
     )
