@@ -11,13 +11,18 @@ DEMO_DIR ?= runs/quickstart
 
 demo: $(VENV)/.installed
 	$(BIN)/python -m amdim_tf.train --flagfile=configs/quickstart.cfg --model_dir=$(DEMO_DIR)
+	$(BIN)/python -m amdim_tf.visualize --model_dir=$(DEMO_DIR) --figures=retrieval,similarity \
+	  --output_dir=$(DEMO_DIR)/figures
+	$(BIN)/python -m amdim_tf.export --model_dir=$(DEMO_DIR)
 	$(BIN)/python -m amdim_tf.evaluate --model_dir=$(DEMO_DIR) --baselines=untrained,pixels
 	@echo
 	@echo "Files of the run: $(DEMO_DIR)"
+	@echo "What it has learned to match: $(DEMO_DIR)/figures/retrieval.png, similarity.png"
+	@echo "SavedModel: $(DEMO_DIR)/export"
 	@echo "Curves and views: $(BIN)/tensorboard --logdir=$(DEMO_DIR)/logs"
 
 test: lint
-	$(BIN)/python -m pytest --durations=10
+	$(BIN)/python -m pytest --numprocesses=2 --dist=loadfile --max-worker-restart=0 --durations=15
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

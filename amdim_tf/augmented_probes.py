@@ -66,7 +66,8 @@ def evaluate(
         model: its encoder is used, never changed.
         train: labelled training images; some are held out to choose the learning rate.
         test: f1 and labels of the test images, for the last count alone.
-        config: views, batch size, and the data set evaluated on.
+        config: views, with the run's own copy of its policy (policies.of_run), batch size, and the
+            data set evaluated on.
         names: among PROBES.
         epochs: passes over the training images; 0: the reference's number for the data set.
         seed: of the held-out images, the views and the dropout.

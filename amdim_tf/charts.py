@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import pathlib
 
 import matplotlib
@@ -9,6 +10,8 @@ import numpy as np
 
 matplotlib.use("Agg")
 from matplotlib import pyplot
+
+from amdim_tf import safe_files
 
 # Okabe and Ito's colours, which colour-blind people can tell apart.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "#000000")
@@ -27,13 +30,10 @@ _UNDATED = {
 
 
 def save(figure, path: pathlib.Path) -> None:
-    """Writes aside, then puts the file in its place: PNG or PDF by its suffix."""
-    kind = path.suffix[1:]
-    aside = path.with_name(path.name + ".partial")
-    aside.unlink(missing_ok=True)
-    with aside.open("xb") as file:
-        figure.savefig(file, format=kind, dpi=DPI, metadata=_UNDATED[kind])
-    aside.replace(path)
+    """Writes a file, whole or not at all: PNG or PDF by its suffix."""
+    kind, contents = path.suffix[1:], io.BytesIO()
+    figure.savefig(contents, format=kind, dpi=DPI, metadata=_UNDATED[kind])
+    safe_files.write_whole(path, contents.getvalue())
 
 
 def _save(figure, path: pathlib.Path) -> None:

@@ -233,16 +233,28 @@ def build_model(
             in another precision is used in this one.
         compiled, islands: as in AMDIM.
     """
-    # Whatever ~/.keras/keras.json says: the layers are written for this layout and precision.
-    keras.config.set_image_data_format("channels_last")
-    keras.config.set_floatx("float32")
     keras.utils.set_random_seed(config.training.seed)
-    before = keras.config.dtype_policy()
-    keras.config.set_dtype_policy(precision)
-    try:
+    with _keras_settings(precision):
         return AMDIM(config, classes, compiled, islands)
+
+
+@contextlib.contextmanager
+def _keras_settings(precision: str):
+    """What the layers are written for, whatever ~/.keras/keras.json says; then as it was."""
+    before = (
+        keras.config.image_data_format(), keras.config.floatx(), keras.config.dtype_policy(),
+    )  # fmt: skip
+    _set_keras("channels_last", "float32", precision)
+    try:
+        yield
     finally:
-        keras.config.set_dtype_policy(before)
+        _set_keras(*before)
+
+
+def _set_keras(data_format: str, floatx: str, policy) -> None:
+    keras.config.set_image_data_format(data_format)
+    keras.config.set_floatx(floatx)
+    keras.config.set_dtype_policy(policy)
 
 
 def load_model(model_dir, step_wanted: bool = False):
@@ -256,7 +268,8 @@ def load_model(model_dir, step_wanted: bool = False):
         A keras.Model with `encode(images, training=False)`.
     """
     config, facts = config_file.load(config_file.path_in(model_dir))
-    model = build_model(config, len(facts["classes"]))
+    with _keras_settings("float32"):
+        model = AMDIM(config, len(facts["classes"]))
     restored = Checkpoints(model_dir, model).restore_latest()
     if restored is None:
         raise UserError(

@@ -246,6 +246,10 @@ class TrainingConfig:
         changeable=True,
     )
 
+    def total_steps(self, images: int) -> int:
+        """Steps of a run on so many images; an epoch has whole batches only."""
+        return self.train_steps or math.ceil(self.epochs * (images // self.batch_size))
+
 
 @dataclasses.dataclass(frozen=True)
 class DistributionConfig:
@@ -290,8 +294,9 @@ class DistributionConfig:
     )
     microbatch: int = _setting(
         0,
-        "Images of a replica whose activations are held at a time; the gradient is still that of "
-        "the whole batch. 0: all.",
+        "The most images of a replica whose activations are held at a time: the replica's batch is "
+        "cut into the fewest equal parts that have no more. The gradient is still that of the "
+        "whole batch. 0: all.",
         minimum=0,
         maximum=10**6,
     )

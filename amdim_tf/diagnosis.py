@@ -6,7 +6,7 @@ import math
 
 import tensorflow as tf
 
-from amdim_tf import nce
+from amdim_tf import batch_norm, nce
 from amdim_tf.config import parse_task
 from amdim_tf.model import AMDIM
 
@@ -16,7 +16,7 @@ def describe_step(model: AMDIM, batch, logs: dict[str, tf.Tensor], step: int) ->
 
     Args:
         model: with the weights that the step began with.
-        batch: the step's batch.
+        batch: the step's batch, or one worker's part of it, for which locations are drawn anew.
         logs: what `train_step` returned.
         step: the optimizer's count when the step began; it determines the drawn locations.
     """
@@ -42,21 +42,23 @@ def describe_step(model: AMDIM, batch, logs: dict[str, tf.Tensor], step: int) ->
 
 
 def _scores(model: AMDIM, batch: dict[str, tf.Tensor], step: int) -> dict[str, tf.Tensor]:
-    """Task -> scores before clipping, from the first view to the second.
+    """Task -> scores before clipping, from the first view to the second; nothing else changes.
 
     [B, B, S]; where a mixture is the antecedent, [B·K, B, S].
     """
-    images = tf.concat([batch["view1"], batch["view2"]], axis=0)  # [2B, S, S, 3]
-    features = model.encoder(images, training=True, groups=2)
-    embeddings = model.embed(features, model.scales, training=True, groups=2)
-    halves = {scale: tf.split(value, 2) for scale, value in embeddings.items()}
+    with batch_norm.collected(synchronized=False):  # so that running statistics stay
+        embedded, _ = model.training_step.embed(batch["view1"], batch["view2"])
+    # As in the loss: half precision is widened before the product.
+    first, second, *mixture = tf.nest.map_structure(
+        lambda value: tf.cast(value, tf.float32), (*embedded.views, *embedded.mixtures[:1])
+    )
     locations = model.draw_locations(batch["view1"].shape[0], step)
     scores = {}
     for task in model.settings.tasks:
         n, m = parse_task(task)
         drawn = locations[n][0] if n in locations else None
-        antecedents = nce.antecedents_of(halves[n][0], drawn)  # [B, D]
-        if n == 1 and model.mixture is not None:
-            antecedents = tf.reshape(model.mixture(antecedents), [-1, antecedents.shape[1]])
-        scores[task] = nce.scaled_scores(antecedents, nce.flat_locations(halves[m][1]))
+        antecedents = nce.antecedents_of(first[n], drawn)  # [B, D]
+        if n == 1 and mixture:
+            antecedents = tf.reshape(mixture[0], [-1, antecedents.shape[1]])  # [B·K, D]
+        scores[task] = nce.scaled_scores(antecedents, nce.flat_locations(second[m]))
     return scores

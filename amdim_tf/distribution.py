@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from amdim_tf import microbatches
 from amdim_tf.config import Config, DistributionConfig
 from amdim_tf.errors import LostWorker, UserError
 
@@ -41,6 +42,11 @@ class Distribution(NamedTuple):
         return self.strategy.num_replicas_in_sync
 
     @property
+    def one_device(self) -> bool:
+        """Whether the step needs no strategy; that of a TPU compiles, with one core too."""
+        return self.replicas == 1 and not _is_tpu(self.strategy)
+
+    @property
     def is_chief(self) -> bool:
         """Whether this process writes the run's files."""
         return self.worker == 0
@@ -53,7 +59,7 @@ class Distribution(NamedTuple):
     @property
     def whole_step(self) -> bool:
         """Whether the step is compiled as a whole; a TPU's strategy does so by itself."""
-        return self.compiled and self.replicas == 1 and not _is_tpu(self.strategy)
+        return self.compiled and self.one_device
 
 
 def _is_tpu(strategy) -> bool:
@@ -80,7 +86,7 @@ def resolve(config: Config) -> Distribution:
     compiled = settings.xla == "on" or (settings.xla == "auto" and "GPU" in devices[0])
     if settings.replicas > 1:
         _split_cpu(settings.replicas)
-    if cluster:
+    if cluster and workers * len(devices) > 1:
         strategy = _multi_worker_strategy(settings.replicas, cluster)
         return Distribution(strategy, cluster.worker, workers, compiled)
     if len(devices) > 1:
@@ -118,13 +124,16 @@ def _local_devices(settings: DistributionConfig, kind: str) -> list[str]:
 
 def check_batch(config: Config, replicas: int) -> None:
     """Refuses a batch that replicas, or their microbatches, cannot share equally."""
-    batch, microbatch = config.training.batch_size, config.distribution.microbatch
+    batch = config.training.batch_size
+    share = batch // replicas
+    most = min(config.distribution.microbatch or share, share)
     unit, why = replicas, f"the {replicas} replicas"
-    if microbatch and microbatch * replicas < batch:
-        unit *= microbatch
-        why += f" times --microbatch={microbatch}"
-    if batch % unit == 0:
-        return
+    if batch % replicas == 0:
+        # Far smaller microbatches than asked for would be slow, and have poor statistics.
+        if 2 * microbatches.size_of(share, most) >= most:
+            return
+        unit *= most
+        why += f" times --microbatch={most}, or one with a divisor near it"
     nearest = [n for n in (batch // unit * unit, (batch // unit + 1) * unit) if n > 1]
     raise UserError(
         f"--batch_size: expected a multiple of {unit}, {why}; the nearest: "

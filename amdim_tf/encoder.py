@@ -88,9 +88,11 @@ class Encoder(keras.layers.Layer):
         """Builds every stage for the encoder's own image size."""
         side = self.image_size + 4 if self.image_size == 128 else self.image_size
         shape = (None, side, side, 3)
+        self._sides = []
         for stage in self.stages:
             stage.build(shape)
             shape = stage.compute_output_shape(shape)
+            self._sides.append(shape[1])
 
     def call(self, images, training=False, groups=1):
         """Runs the stages and keeps the last activation of each size 7, 5 and 1.
@@ -112,6 +114,15 @@ class Encoder(keras.layers.Layer):
             maps[hidden.shape[1]] = hidden
         f1 = tf.squeeze(maps[1], axis=[1, 2])  # [N, D]
         return {"f7": maps[7], "f5": maps[5], "f1": f1}
+
+    def variables_beyond(self, side: int):
+        """Trainable variables of the stages whose maps are smaller than side × side."""
+        return [
+            variable
+            for stage, its_side in zip(self.stages, self._sides, strict=True)
+            if its_side < side
+            for variable in stage.trainable_variables
+        ]
 
     def compute_output_shape(self, input_shape):
         """Shapes of the three outputs."""

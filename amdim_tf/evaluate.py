@@ -29,7 +29,9 @@ flags.DEFINE_list(
     "bag_of_features: a linear classifier on a mixture's components; done beside linear for any "
     "run that has a mixture. segmentation: how a mixture's components divide images with masks.",
 )
-flags.DEFINE_list("baselines", [], "What to show beside it: untrained, pixels.")
+flags.DEFINE_list(
+    "baselines", [], "What to show beside it: untrained; pixels, averaged down to 32x32."
+)
 flags.DEFINE_enum(
     "probe_training",
     "cached",
@@ -51,7 +53,10 @@ flags.DEFINE_integer(
     lower_bound=0,
 )
 flags.DEFINE_integer(
-    "probe_seed", 0, "Seed of held-out images, draws and classifiers.", lower_bound=0
+    "probe_seed",
+    0,
+    "Seed of held-out images, draws, classifiers, and images for recalibration.",
+    lower_bound=0,
 )
 flags.DEFINE(
     cli_flags.PATH,

@@ -10,6 +10,7 @@ from typing import Any
 
 from amdim_tf import (
     augmented_probes,
+    checkpoint_files,
     checkpoints,
     config_file,
     evaluation_files,
@@ -18,6 +19,7 @@ from amdim_tf import (
     few_labels,
     linear_adam,
     neighbours,
+    policies,
     probing,
     recalibration,
     segmentation_probe,
@@ -28,7 +30,6 @@ from amdim_tf.config import Config
 from amdim_tf.errors import UserError
 from amdim_tf.examples import Source
 from amdim_tf.feature_splits import Features
-from amdim_tf.input_pipeline import steps_per_epoch
 from amdim_tf.model import AMDIM
 
 # Those that classify images, by their features; and how a mixture divides them.
@@ -53,7 +54,7 @@ class EvaluationSettings:
         augmented: train linear and mlp on augmented images, as in the paper.
         probe_epochs: of augmented training; 0: the reference's number for the data set.
         recalibrate: training images whose batch-norm statistics replace the running ones; 0: none.
-        seed: of held-out images, draws and classifiers.
+        seed: of held-out images, draws, classifiers, and of the images to recalibrate on.
         command: the command line, for the record.
     """
 
@@ -107,38 +108,41 @@ def evaluate(settings: EvaluationSettings) -> dict[str, Any]:
 def watch(settings: EvaluationSettings) -> None:
     """Evaluates each new checkpoint of a training until the run has reached its last step."""
     config = _evaluation_config(settings)
-    splits, last, seen = _load_splits(settings, config), _last_step(settings.model_dir), -1
-    while True:
-        model, step = checkpoints.load_model(settings.model_dir, step_wanted=True)
-        if step > seen:
-            _evaluate_step(settings, config, splits, model, step)
-            seen = step
-        if step >= last:
-            print(f"{settings.model_dir}: step {step} is the run's last; nothing more to watch.")
-            return
-        time.sleep(_WATCH_SECONDS)
+    splits = _load_splits(settings, config)
+    directory = config_file.checkpoints_in(settings.model_dir)
+    evaluated = looked_at = -1
+    if not checkpoint_files.steps_in(directory):
+        print(f"{directory}: no checkpoint yet; waiting for the first.")
+    while evaluated < _last_step(settings.model_dir):
+        newest = max(checkpoint_files.steps_in(directory), default=-1)
+        if newest > evaluated and newest != looked_at:
+            model, step = checkpoints.load_model(settings.model_dir, step_wanted=True)
+            if step > evaluated:  # an older one is loaded where the newest is damaged
+                _evaluate_step(settings, config, splits, model, step)
+                evaluated = step
+        else:
+            time.sleep(_WATCH_SECONDS)
+        looked_at = newest
+    print(f"{settings.model_dir}: step {evaluated} is the run's last; nothing more to watch.")
 
 
-def _last_step(model_dir) -> int:
-    """The step at which the training of a run ends."""
-    config, _ = config_file.load(config_file.path_in(model_dir))
-    per_epoch = steps_per_epoch(sources.load(config.data, "train"), config.training.batch_size)
-    return config.training.train_steps or math.ceil(config.training.epochs * per_epoch)
+def _last_step(model_dir) -> float:
+    """The step at which the training of a run ends; infinite before it has begun."""
+    config, facts = config_file.load(config_file.path_in(model_dir))
+    training, images = config.training, facts.get("images")
+    if training.train_steps or not isinstance(images, int):
+        return training.train_steps or math.inf
+    return training.total_steps(images)
 
 
 def _evaluation_config(settings: EvaluationSettings) -> Config:
     """The run's settings, with the data set to evaluate on and the encoder's preprocessing."""
     config, _ = config_file.load(config_file.path_in(settings.model_dir))
     dataset = settings.dataset or config.data.dataset
-    if dataset not in config_lib.DATASET_DEFAULTS:
-        raise UserError(
-            f"--dataset: expected one of {', '.join(config_lib.DATASET_DEFAULTS)}. "
-            f"Received: {dataset!r}."
-        )
     own = dataset == config.data.dataset
     data_dir = settings.data_dir or (config.data.data_dir if own else "")
-    data = dataclasses.replace(config.data, dataset=dataset, data_dir=data_dir)
-    return dataclasses.replace(config, data=data)
+    policy = policies.of_run(config.views.policy, settings.model_dir)
+    return config_lib.update(config, {"dataset": dataset, "data_dir": data_dir, "policy": policy})
 
 
 def _load_splits(settings, config: Config) -> _Splits | None:
@@ -168,7 +172,7 @@ def _evaluate_step(settings, config: Config, splits: _Splits | None, model: AMDI
             segmentation_probe.require_mixture(model, f"--probes={probe}")
     if settings.recalibrate:
         train = splits.train if splits else sources.load(config.data, "train")
-        recalibration.recalibrate(model, train, config, settings.recalibrate)
+        recalibration.recalibrate(model, train, config, settings.recalibrate, settings.seed)
     results: dict[str, Any] = {
         "dataset": config.data.dataset,
         "trained_on": config_file.load(config_file.path_in(settings.model_dir))[0].data.dataset,
@@ -215,7 +219,7 @@ def _classify(settings, config: Config, splits: _Splits, model: AMDIM) -> dict[s
 def _features_of(name, encoder: AMDIM, source: Source, config, model_dir, split: str) -> Features:
     """Features of a split, extracted or from the cache."""
     if name == "pixels":
-        function, weights = features.pixels_of, "pixels"
+        function, weights = features.pixels_of, f"{features.PIXELS_SIDE}x{features.PIXELS_SIDE}"
     else:
         function, weights = features.f1_of(encoder), features.weights_digest(encoder)
     directory = pathlib.Path(model_dir) / "evaluation" / "features"

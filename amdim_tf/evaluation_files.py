@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import pathlib
 from typing import Any
 
 import tensorflow as tf
 
-from amdim_tf import charts, segmentation_probe
+from amdim_tf import charts, features, safe_files, segmentation_probe
 
-_DESCRIBED = {"untrained": "untrained encoder", "pixels": "raw pixels"}
+_SIDE = features.PIXELS_SIDE
+_DESCRIBED = {"untrained": "untrained encoder", "pixels": f"raw pixels, {_SIDE}x{_SIDE}"}
 
 
 def write(model_dir, results: dict[str, Any]) -> None:
@@ -24,15 +26,16 @@ def write(model_dir, results: dict[str, Any]) -> None:
     directory = pathlib.Path(model_dir) / "evaluation"
     directory.mkdir(parents=True, exist_ok=True)
     dataset = results["dataset"]
-    _replace(directory / f"{dataset}.json", json.dumps(results, indent=2) + "\n")
+    document = json.dumps(results, indent=2) + "\n"
+    safe_files.write_whole(directory / f"{dataset}.json", document.encode())
     history = _extend_history(directory / f"{dataset}_history.csv", results)
     if any(len(row) > 1 for row in history):
         charts.learning_curve(history, directory / f"{dataset}_curve.png")
     confusion = results.get("linear", results.get("mlp", {})).get("confusion")
-    if confusion:
-        path = directory / f"{dataset}_confusion.png"
-        charts.confusion_matrix(confusion, results["classes"], path)
-    _log(pathlib.Path(model_dir) / "logs" / "evaluation", results, directory)
+    picture = directory / f"{dataset}_confusion.png" if confusion else None
+    if picture:
+        charts.confusion_matrix(confusion, results["classes"], picture)
+    _log(pathlib.Path(model_dir) / "logs" / "evaluation", results, picture)
 
 
 def accuracies(found: dict[str, Any]) -> dict[str, float]:
@@ -104,15 +107,6 @@ def _cell(found: dict[str, Any], column: str) -> str:
     return f"{100 * share:.1f}"
 
 
-def _replace(path: pathlib.Path, text: str) -> None:
-    """Writes a file aside, then puts it in its place."""
-    aside = path.with_name(path.name + ".partial")
-    aside.unlink(missing_ok=True)
-    with aside.open("x") as file:
-        file.write(text)
-    aside.replace(path)
-
-
 def _extend_history(path: pathlib.Path, results: dict[str, Any]) -> list[dict[str, float]]:
     """Adds the figures of this step to the history, a row per step, and returns all rows."""
     rows = {row["step"]: row for row in read_history(path)}
@@ -121,13 +115,11 @@ def _extend_history(path: pathlib.Path, results: dict[str, Any]) -> list[dict[st
     rows[results["step"]] = row
     ordered = [rows[step] for step in sorted(rows)]
     names = list(dict.fromkeys(name for row in ordered for name in row))
-    aside = path.with_name(path.name + ".partial")
-    aside.unlink(missing_ok=True)
-    with aside.open("x", newline="") as file:
-        writer = csv.DictWriter(file, names)
-        writer.writeheader()
-        writer.writerows(ordered)
-    aside.replace(path)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, names)
+    writer.writeheader()
+    writer.writerows(ordered)
+    safe_files.write_whole(path, text.getvalue().encode())
     return ordered
 
 
@@ -145,8 +137,8 @@ def read_history(path: pathlib.Path) -> list[dict[str, float]]:
     return rows
 
 
-def _log(directory: pathlib.Path, results: dict[str, Any], figures: pathlib.Path) -> None:
-    """Accuracies and the confusion matrix for TensorBoard, at the checkpoint's step."""
+def _log(directory: pathlib.Path, results: dict[str, Any], picture: pathlib.Path | None) -> None:
+    """Accuracies and a confusion matrix, if any, for TensorBoard, at the checkpoint's step."""
     with tf.summary.create_file_writer(str(directory)).as_default(step=results["step"]):
         for name, value in accuracies(results).items():
             tf.summary.scalar(f"{results['dataset']}/{name.replace(' ', '_')}", value)
@@ -155,7 +147,6 @@ def _log(directory: pathlib.Path, results: dict[str, Any], figures: pathlib.Path
                 for measure, value in measures.items():
                     tag = f"{results['dataset']}/segmentation_{resolution}/{measure}/{method}"
                     tf.summary.scalar(tag, value)
-        picture = figures / f"{results['dataset']}_confusion.png"
-        if picture.exists():
+        if picture:
             pixels = tf.io.decode_png(picture.read_bytes(), channels=3)
             tf.summary.image(f"{results['dataset']}/confusion", pixels[None])

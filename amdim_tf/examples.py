@@ -87,6 +87,10 @@ class SkippedImages:
         with self._lock:
             self._names[name] = None
 
+    def for_part(self, count: int) -> SkippedImages:
+        """The same limit for some of the images, of which none is known to be bad."""
+        return SkippedImages(count, self._limit)
+
     @property
     def names(self) -> list[str]:
         """What has been found so far, each once."""
@@ -123,6 +127,7 @@ def subset(source: Source, rows: np.ndarray) -> Source:
         count=len(rows),
         read=lambda index: source.read(numbers[index]),
         name_of=lambda index: source.name_of(int(rows[index])),
+        skipped=source.skipped.for_part(len(rows)),
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
-import hashlib
 import json
 import os
 import pathlib
@@ -22,7 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 import amdim_tf
-from amdim_tf import checkpoints, config_file, serving, views
+from amdim_tf import checkpoint_files, checkpoints, config_file, safe_files, serving, views
 from amdim_tf.directory_locks import locked
 from amdim_tf.errors import Interrupted, UserError
 from amdim_tf.model import AMDIM
@@ -63,8 +62,7 @@ def export(
     _clear_leftovers(target)
     replaced_step = _step_of_export(target)
     config, facts = config_file.load(config_file.path_in(model_dir))
-    model, step = checkpoints.load_model(model_dir, step_wanted=True)
-    digest = _digest(config_file.checkpoints_in(model_dir), step)
+    model, step, digest = _load(model_dir)
     served = model if dtype == "float32" else serving.in_bfloat16(model, config)
     with StopSignals() as signals, _directory_beside(target) as aside:
         with _refusing(target):
@@ -84,12 +82,21 @@ def export(
         _stop_if_asked(signals)
         with _refusing(target):
             (aside / METADATA_FILE).write_text(json.dumps(metadata, indent=2) + "\n")
-            _put_in_place(aside, target)
+            safe_files.put_directory(aside, target)
     for name, difference in differences.items():
         print(f"Checked {name}: largest difference from the model {difference:.1e}.")
     instead = "" if replaced_step is None else f" It replaces that of step {replaced_step}."
     print(f"Wrote {target}: step {step}, {', '.join(metadata['signatures'])}.{instead}")
     return target
+
+
+def _load(model_dir: pathlib.Path) -> tuple[AMDIM, int, str]:
+    """The model of the newest checkpoint, its step, and its manifest's digest."""
+    directory = config_file.checkpoints_in(model_dir)
+    while True:
+        model, step = checkpoints.load_model(model_dir, step_wanted=True)
+        with contextlib.suppress(FileNotFoundError):  # a training has made room for a newer one
+            return model, step, checkpoint_files.read_manifest(directory, step)["sha256"]
 
 
 def _checked_target(model_dir: pathlib.Path, output_dir) -> pathlib.Path:
@@ -180,20 +187,6 @@ def _stop_if_asked(signals: StopSignals) -> None:
     """Leaves the export between two of its steps."""
     if signals.received:
         raise Interrupted(f"Stopped by {signals.received}. Nothing was written.")
-
-
-def _put_in_place(aside: pathlib.Path, target: pathlib.Path) -> None:
-    """Renames `aside` to `target`. What was there makes room, and comes back on failure."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    replaced = aside.with_name("replaced")
-    try:
-        if target.exists():
-            target.rename(replaced)
-        aside.rename(target)
-    except BaseException:
-        if replaced.exists() and not target.exists():
-            replaced.rename(target)
-        raise
 
 
 def check_signatures(signatures, model: AMDIM, dtype: str) -> float:
@@ -319,13 +312,3 @@ def _described(signatures) -> dict[str, Any]:
         }
         for name, function in signatures.items()
     }
-
-
-def _digest(directory: pathlib.Path, step: int) -> str:
-    """SHA-256 of a checkpoint's files, one after the other in the order of their names."""
-    digest = hashlib.sha256()
-    for path in sorted((directory / f"step-{step:08d}").iterdir()):
-        with path.open("rb") as file:
-            while block := file.read(2**20):
-                digest.update(block)
-    return digest.hexdigest()

@@ -111,6 +111,8 @@ def prepared(request: Request) -> Iterator[Job]:
     for name in ("batch_size", "shard_size"):
         if getattr(request, name) < 1:
             raise UserError(f"--{name}: expected at least 1. Received: {getattr(request, name)}.")
+    # Workers may be started in other directories.
+    request = dataclasses.replace(request, saved_model=os.path.abspath(request.saved_model))
     if request.data_dir:
         request = dataclasses.replace(request, data_dir=os.path.abspath(request.data_dir))
     inputs = {"--data_dir": request.data_dir, "--saved_model": request.saved_model}

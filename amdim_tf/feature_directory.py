@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from amdim_tf import feature_shards
+from amdim_tf import feature_shards, safe_files
 from amdim_tf.directory_locks import locked
 from amdim_tf.errors import UserError
 from amdim_tf.examples import SkippedImages
@@ -279,8 +279,7 @@ def _read_json(path: pathlib.Path) -> dict[str, Any] | None:
 
 
 def _write_json(path: pathlib.Path, document: dict[str, Any]) -> None:
-    with feature_shards.written_aside(path) as aside:
-        aside.write_text(json.dumps(document, indent=2) + "\n")
+    safe_files.write_whole(path, (json.dumps(document, indent=2) + "\n").encode())
 
 
 @contextlib.contextmanager

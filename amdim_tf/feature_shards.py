@@ -49,7 +49,7 @@ class Rows:
 
 
 @contextlib.contextmanager
-def written_aside(path: pathlib.Path) -> Iterator[pathlib.Path]:
+def _written_aside(path: pathlib.Path) -> Iterator[pathlib.Path]:
     """A name to write to; at the end it becomes `path`, or is removed if something was raised."""
     aside = path.with_name(path.name + PARTIAL)
     try:
@@ -62,9 +62,16 @@ def written_aside(path: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def write(path: pathlib.Path, kind: str, rows: Rows) -> None:
-    """Writes a shard of the kind npz, tfrecord or parquet."""
-    with written_aside(path) as aside:
-        _FORMATS[kind].write(aside, rows)
+    """Writes a shard of the kind npz, tfrecord or parquet.
+
+    Raises:
+        OSError: whatever the kind, with nothing left aside.
+    """
+    with _written_aside(path) as aside:
+        try:
+            _FORMATS[kind].write(aside, rows)
+        except tf.errors.OpError as error:  # its message ends in the reason
+            raise OSError(error.message.split("; ")[-1]) from None
 
 
 def read(path: pathlib.Path, kind: str, shapes: Mapping[str, tuple[int, ...]]) -> Rows:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
-from amdim_tf import input_pipeline
+from amdim_tf import directory_locks, input_pipeline
 from amdim_tf.config import Config
 from amdim_tf.errors import UserError
 from amdim_tf.examples import ArraySource, Source
@@ -20,6 +20,8 @@ from amdim_tf.model import AMDIM
 from amdim_tf.progress import Progress
 
 _BATCH = 250
+# Side of the images whose pixels are a baseline: a classifier's matrices grow with its 4th power.
+PIXELS_SIDE = 32
 
 
 def f1_of(model: AMDIM) -> Callable:
@@ -43,8 +45,13 @@ def bag_of_features(model: AMDIM, f1: np.ndarray) -> np.ndarray:
 
 
 def pixels_of(images):
-    """The evaluation view's raw pixels, the plainest baseline: [n, S, S, 3] -> [n, 3·S²]."""
-    return tf.reshape(images, [len(images), -1])
+    """The evaluation view's raw pixels, the plainest baseline: [n, S, S, 3] -> [n, 3072].
+
+    Larger views are brought to 32×32 by the mean of each square of pixels.
+    """
+    factor = images.shape[1] // PIXELS_SIDE
+    small = tf.nn.avg_pool2d(images, factor, factor, "VALID")  # [n, 32, 32, 3]
+    return tf.reshape(small, [len(images), -1])
 
 
 def cached_features(
@@ -53,7 +60,8 @@ def cached_features(
     """Features of every image of a source, in order, from `directory` where they are there already.
 
     A directory holds one set: features with another key take its place, so that a run that is
-    evaluated at every checkpoint does not fill the disk.
+    evaluated at every checkpoint does not fill the disk. Of several evaluations at once, one
+    extracts and the others wait for it.
 
     Args:
         directory: of these features.
@@ -66,15 +74,17 @@ def cached_features(
     Returns:
         Features whose values are a memory map.
     """
-    features = _read(directory, key)
-    if features is None:
-        aside = directory.with_name(directory.name + ".partial")
-        shutil.rmtree(aside, ignore_errors=True)
-        _extract_into(aside, function, source, config, label)
-        (aside / "key.json").write_text(json.dumps({"key": key}))
-        shutil.rmtree(directory, ignore_errors=True)
-        aside.rename(directory)
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with directory_locks.locked(directory.parent, wait=True):
         features = _read(directory, key)
+        if features is None:
+            aside = directory.with_name(directory.name + ".partial")
+            shutil.rmtree(aside, ignore_errors=True)
+            _extract_into(aside, function, source, config, label)
+            (aside / "key.json").write_text(json.dumps({"key": key}))
+            shutil.rmtree(directory, ignore_errors=True)
+            aside.rename(directory)
+            features = _read(directory, key)
     return features
 
 
@@ -92,7 +102,7 @@ def _read(directory: pathlib.Path, key: str) -> Features | None:
 
 def _extract_into(directory: pathlib.Path, function, source, config, label) -> None:
     """Writes values.npy [N, D] and labels.npy [N]; images that cannot be decoded are left out."""
-    directory.mkdir(parents=True)
+    directory.mkdir()
     path, values, done = directory / "values.npy", None, 0
     labels = np.empty(len(source), np.int32)
     with Progress(len(source), label, "image") as progress:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from amdim_tf.errors import UserError
+from amdim_tf.errors import UserError, warn
 from amdim_tf.feature_splits import Features, blocks, check, rows_of_classes, standardization
 from amdim_tf.progress import Progress
 
@@ -39,8 +39,9 @@ def evaluate(
     Args:
         train, test: features and labels; −1 marks an image that does not count.
         class_names: of the K classes.
-        settings: labels per class (int) or share of each class's labels (float).
-        draws: how many sets of labelled images.
+        settings: labels per class (int) or share of each class's labels (float); more than the
+            smallest class has are left out, with a warning.
+        draws: how many sets of labelled images, at least 1.
         seed: of the draws.
         label: for the progress bar.
 
@@ -49,13 +50,16 @@ def evaluate(
         is that of the sample of draws; a regularization is per labelled image.
     """
     check(train, test, class_names)
+    if draws < 1:
+        raise UserError(f"few labels: expected at least 1 draw. Received: {draws}.")
+    settings = _possible(settings, train.labels, class_names)
     mean, std = standardization(train.values, np.ones(len(train.labels), bool))
     results = {}
     with Progress(len(settings) * draws, label, "draw") as progress:
         for setting in settings:
             accuracies, chosen = [], []
             for number in range(draws):
-                rows = draw(train.labels, class_names, setting, seed, number)
+                rows = draw(train.labels, len(class_names), setting, seed, number)
                 values = (train.values[rows].astype(np.float64) - mean) / std  # [n, D]
                 classifier, regularization = fit(values, train.labels[rows], len(class_names))
                 accuracies.append(_accuracy(classifier, test, mean, std))
@@ -72,32 +76,36 @@ def evaluate(
     return results
 
 
+def _possible(settings, labels: np.ndarray, class_names: Sequence[str]) -> list[int | float]:
+    """The settings for which every class that has training images has enough of them."""
+    by_class = zip(rows_of_classes(labels, len(class_names)), class_names, strict=True)
+    fewest, name = min((len(rows), name) for rows, name in by_class if len(rows))
+    too_many = [setting for setting in settings if isinstance(setting, int) and setting > fewest]
+    if too_many:
+        warn(
+            f"few labels: {', '.join(map(name_of, too_many))} left out: expected as many labelled "
+            f"training images of every class. Received: {fewest} of {name}."
+        )
+    return [setting for setting in settings if setting not in too_many]
+
+
 def name_of(setting: int | float) -> str:
     """A setting in words: 5 is "5 per class", 0.01 is "1%"."""
     return f"{setting} per class" if isinstance(setting, int) else f"{100 * setting:g}%"
 
 
 def draw(
-    labels: np.ndarray,
-    class_names: Sequence[str],
-    setting: int | float,
-    seed: int,
-    number: int,
+    labels: np.ndarray, classes: int, setting: int | float, seed: int, number: int
 ) -> np.ndarray:
     """Rows to learn from, a function of (seed, number of the draw), the same share of each class.
 
     Draws are nested: the images of "5 per class" are among those of "10 per class". A share gives
-    at least one image of each class. Classes without any training image have none to draw.
+    at least one image of each class. A class that has fewer images gives all of them.
     """
     random = np.random.default_rng([seed, number])
     drawn = []
-    for name, rows in zip(class_names, rows_of_classes(labels, len(class_names)), strict=True):
+    for rows in rows_of_classes(labels, classes):
         count = setting if isinstance(setting, int) else max(1, round(setting * len(rows)))
-        if 0 < len(rows) < count:
-            raise UserError(
-                f"few labels: expected {count} labelled training images of every class. "
-                f"Received: {len(rows)} of {name}. Ask for fewer per class, or for a share."
-            )
         drawn.append(random.permutation(rows)[:count])
     return np.sort(np.concatenate(drawn))
 

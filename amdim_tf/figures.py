@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import pathlib
 
 import numpy as np
@@ -20,7 +21,7 @@ from amdim_tf import (
     sources,
     views,
 )
-from amdim_tf.config import Config
+from amdim_tf.config import Config, DataConfig
 from amdim_tf.errors import UserError
 from amdim_tf.examples import Source, subset
 from amdim_tf.model import AMDIM
@@ -91,7 +92,6 @@ class _Figures:
 
     def __init__(self, settings: FigureSettings, config: Config, model: AMDIM | None):
         self._settings, self._config, self._model = settings, config, model
-        self._gallery: Gallery | None = None
 
     def views(self):
         """Pairs of views for the given flags."""
@@ -100,7 +100,7 @@ class _Figures:
 
     def retrieval(self):
         """Nearest images by f1."""
-        gallery = self._gallery_of()
+        gallery = self._gallery
         rows = self._settings.rows
         if len(gallery.labels) <= max(rows, retrieval_figure.NEIGHBOURS):
             raise UserError(
@@ -119,7 +119,7 @@ class _Figures:
 
     def similarity(self):
         """Features of one view compared with the cells of the other."""
-        pictures, encoded = self._pairs(self._settings.rows)
+        pictures, encoded = self._pairs()
         found = pair_figures.similarities(
             *({name: part[name] for name in ("phi1", "phi5", "phi7")} for part in encoded)
         )
@@ -127,13 +127,13 @@ class _Figures:
 
     def segmentation(self):
         """Mixture posteriors."""
-        pictures, encoded = self._pairs(2 * self._settings.rows)
+        pictures, encoded = self._pairs(in_a_row=2)
         posterior = pair_figures.posteriors(self._model, *encoded)
         return pair_figures.draw_segmentation(*pictures, posterior)
 
     def embedding(self):
         """The plane of principal components; the projector's files go to the run's logs."""
-        whole = self._gallery_of()
+        whole = self._gallery
         few = Gallery(
             whole.pictures[:_EMBEDDED], whole.labels[:_EMBEDDED], whole.f1[:_EMBEDDED],
             whole.class_names,
@@ -142,40 +142,59 @@ class _Figures:
         embedding_figure.write_projector(few, directory)
         return embedding_figure.draw(few)
 
-    def _pairs(self, count: int):
-        """(pictures, encodings), each of two augmented views of `count` test images."""
-        training = dataclasses.replace(self._config.training, batch_size=count)
-        config = dataclasses.replace(self._config, training=training)
-        source = _test_source(config)
-        input_pipeline.steps_per_epoch(source, count)
-        batch = next(iter(input_pipeline.training_batches(source, config, 0, 1)))
-        both = [batch["view1"], batch["view2"]]
-        pictures = [views.denormalize(config.views, view).numpy() for view in both]
+    def _pairs(self, in_a_row: int = 1):
+        """(pictures, encodings), each of two augmented views of test images."""
+        rows = self._settings.rows
+        both = _two_views(self._source, self._config, "rows", rows, in_a_row)
+        pictures = [views.denormalize(self._config.views, view).numpy() for view in both]
         return pictures, [self._model.encode(view) for view in both]
 
-    def _gallery_of(self) -> Gallery:
+    @functools.cached_property
+    def _source(self) -> Source:
+        return _test_source(self._config.data)
+
+    @functools.cached_property
+    def _gallery(self) -> Gallery:
         """Test images with their f1, chosen by the seed, in a random order."""
-        if self._gallery is None:
-            config = self._config
-            source = _test_source(config)
-            random = np.random.default_rng(config.training.seed)
-            chosen = subset(source, random.permutation(len(source))[:_GALLERY])
-            pictures, labels, f1 = [], [], []
-            for images, numbers in input_pipeline.evaluation_batches(chosen, config, _BATCH):
-                pictures.append(views.denormalize(config.views, images).numpy())
-                labels.append(numbers.numpy())
-                f1.append(self._model.encoder(images, training=False)["f1"].numpy())
-            parts = (np.concatenate(part) for part in (pictures, labels, f1))
-            self._gallery = Gallery(*parts, tuple(source.class_names))
-        return self._gallery
+        config, source = self._config, self._source
+        random = np.random.default_rng(config.training.seed)
+        chosen = subset(source, random.permutation(len(source))[:_GALLERY])
+        pictures, labels, f1 = [], [], []
+        for images, numbers in input_pipeline.evaluation_batches(chosen, config, _BATCH):
+            pictures.append(views.denormalize(config.views, images).numpy())
+            labels.append(numbers.numpy())
+            f1.append(self._model.encoder(images, training=False)["f1"].numpy())
+        parts = (np.concatenate(part) for part in (pictures, labels, f1))
+        return Gallery(*parts, tuple(source.class_names))
 
 
-def _test_source(config: Config) -> Source:
+def _test_source(data: DataConfig) -> Source:
     """Test images; where a folder has none, the images that there are."""
-    try:
-        return sources.load(config.data, "test")
-    except UserError:
-        return sources.load(config.data, "train")
+    if "test" in sources.splits_of(data):
+        return sources.load(data, "test")
+    source = sources.load(data, "train")
+    print(f"{data.data_dir} has no test images: training images are shown.")
+    return source
+
+
+def _two_views(source: Source, config: Config, flag: str, number: int, images_each: int = 1):
+    """Two views of the first images of training's order, as training makes them.
+
+    Args:
+        source, config: images and recipe.
+        flag: by which the user says how many images are shown.
+        number: the flag's value.
+        images_each: how many images it stands for.
+    """
+    most = len(source) // images_each
+    if number > most:
+        raise UserError(
+            f"--{flag}: expected at most {most}, for {len(source)} images. Received: {number}."
+        )
+    training = dataclasses.replace(config.training, batch_size=number * images_each)
+    config = dataclasses.replace(config, training=training)
+    batch = next(iter(input_pipeline.training_batches(source, config, 0, 1)))
+    return batch["view1"], batch["view2"]
 
 
 def _write(figure, name: str, output_dir) -> list[pathlib.Path]:
@@ -215,12 +234,11 @@ def _sheet_figure(sheet: np.ndarray, title: str):
 
 
 def views_sheet(config: Config, pairs: int) -> np.ndarray:
-    """Pairs of views of the first batch, as training makes them: uint8 [H, W, 3]."""
+    """Pairs of views of training images: uint8 [H, W, 3]."""
     source = sources.load(config.data, "train")
-    input_pipeline.steps_per_epoch(source, config.training.batch_size)
-    batch = next(iter(input_pipeline.training_batches(source, config, 0, 1)))
     both = [
-        views.denormalize(config.views, batch[view][:pairs]).numpy() for view in ("view1", "view2")
+        views.denormalize(config.views, view).numpy()
+        for view in _two_views(source, config, "pairs", pairs)
     ]
     factor = max(1, round(_SHOWN_SIDE / config.data.image_size))
     pictures = np.concatenate(both, axis=2)  # [pairs, S, 2S, 3]

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from amdim_tf import decode, records
 from amdim_tf.config import DataConfig
-from amdim_tf.errors import UserError
+from amdim_tf.errors import UserError, warn
 from amdim_tf.examples import UNLABELLED, EncodedSource, SkippedImages, Source, in_memory
 
 
@@ -56,9 +56,10 @@ def _folder_of_split(root: pathlib.Path, split: str) -> pathlib.Path | None:
 
 
 def splits_of(root: pathlib.Path) -> tuple[str, ...]:
-    """The splits that a folder has: train and, where there is one, test."""
+    """The splits that a folder, packed or not, has: train and, where there is one, test."""
     tests = (root / "train").is_dir() and any((root / name).is_dir() for name in ("test", "val"))
-    return ("train", "test") if tests else ("train",)
+    packed = records.index_path(root, "test").exists()
+    return ("train", "test") if tests or packed else ("train",)
 
 
 def list_split(root: pathlib.Path, split: str):
@@ -81,6 +82,8 @@ def list_split(root: pathlib.Path, split: str):
             f"--data_dir: expected images ({', '.join(decode.EXTENSIONS)}) below {folder or root}. "
             "Received: none."
         )
+    if folder is not None:
+        paths = _without_strays(paths, folder)
     return paths, *_labels_of(paths, folder), unreadable
 
 
@@ -105,16 +108,30 @@ def load_folder(config: DataConfig, split: str, files_as_files: bool = False) ->
     return source if files_as_files else in_memory(source) or source
 
 
+def _without_strays(paths: list[bytes], folder: pathlib.Path) -> list[bytes]:
+    """Leaves out what lies directly in a split's folder, if other images lie in class folders.
+
+    One such file has no class, and is no reason to take the labels from all others.
+    """
+    strays = [path for path in paths if os.path.dirname(path) == os.fsencode(folder)]
+    if len(strays) in (0, len(paths)):
+        return paths
+    warn(
+        f"{os.fsdecode(strays[0])}: expected in a class folder, as other images of {folder} are. "
+        f"Left out: {len(strays)} of {len(paths)} images. To learn from all of them without "
+        "labels, use a directory of another name than train."
+    )
+    return paths[len(strays) :]  # a walk begins with them
+
+
 def _labels_of(paths: list[bytes], folder: pathlib.Path | None):
-    """Labels from the first directory below the split's; none where a file lies directly in it."""
-    if folder is None:
+    """Labels from the first directory below the split's; none where files lie directly in it."""
+    if folder is None or os.path.dirname(paths[0]) == os.fsencode(folder):
         return np.full(len(paths), UNLABELLED, np.int32), ()
-    parts = [os.path.relpath(path, os.fsencode(folder)).split(os.sep.encode()) for path in paths]
-    if any(len(part) < 2 for part in parts):
-        return np.full(len(paths), UNLABELLED, np.int32), ()
-    names = sorted({part[0] for part in parts})
+    first = [os.path.relpath(path, os.fsencode(folder)).split(os.sep.encode())[0] for path in paths]
+    names = sorted(set(first))
     numbers = {name: number for number, name in enumerate(names)}
-    labels = np.array([numbers[part[0]] for part in parts], np.int32)
+    labels = np.array([numbers[name] for name in first], np.int32)
     return labels, tuple(os.fsdecode(name) for name in names)
 
 

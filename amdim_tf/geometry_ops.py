@@ -294,19 +294,23 @@ def translate_y(images, pixels, fill=(0, 0, 0)):
     return affine(images, tf.stack([one, zero, zero, zero, one, -pixels], axis=1), fill)
 
 
-def rotate(images, degrees, fill=(0, 0, 0), interpolation="nearest"):
-    """Turn each image counter-clockwise about its centre by `degrees` [B] (Image.rotate).
-
-    tensorflow-addons' rotate is the same in radians. See `affine` for the other arguments.
-    """
+def rotation(images, degrees):
+    """The coefficients [B, 6] with which `affine` turns images about their centre; see `rotate`."""
     shape = tf.cast(tf.shape(images), tf.float32)
     middle_x, middle_y = shape[2] / 2.0, shape[1] / 2.0
     angle = tf.cast(degrees, tf.float32) * (math.pi / 180.0)
     cosine, sine = tf.cos(angle), tf.sin(angle)
     c = middle_x - cosine * middle_x + sine * middle_y
     f = middle_y - sine * middle_x - cosine * middle_y
-    coefficients = tf.stack([cosine, -sine, c, sine, cosine, f], axis=1)
-    return affine(images, coefficients, fill, interpolation)
+    return tf.stack([cosine, -sine, c, sine, cosine, f], axis=1)
+
+
+def rotate(images, degrees, fill=(0, 0, 0), interpolation="nearest"):
+    """Turn each image counter-clockwise about its centre by `degrees` [B] (Image.rotate).
+
+    tensorflow-addons' rotate is the same in radians. See `affine` for the other arguments.
+    """
+    return affine(images, rotation(images, degrees), fill, interpolation)
 
 
 def cutout(images, center_x, center_y, half_side, fill=(0, 0, 0)):

@@ -18,8 +18,8 @@ _LUMA_WEIGHTS = (19595 / 65536, 38470 / 65536, 7471 / 65536)
 
 # Eigenvalues and eigenvectors (columns) of the colours of ImageNet, RGB scaled to 0..1, in the
 # values in common use (Krizhevsky et al. 2012, section 4.1).
-_PCA_EIGENVALUES = (0.2175, 0.0188, 0.0045)
-_PCA_EIGENVECTORS = (
+PCA_EIGENVALUES = (0.2175, 0.0188, 0.0045)
+PCA_EIGENVECTORS = (
     (-0.5675, 0.7192, 0.4009),
     (-0.5808, -0.0045, -0.8140),
     (-0.5836, -0.6948, 0.4203),
@@ -194,8 +194,8 @@ def pca_lighting(images, alphas):
         alphas: float32 [B, 3], how far to go along each component, in units of its eigenvalue;
             AlexNet draws them with mean 0 and standard deviation 0.1.
     """
-    steps = 255.0 * alphas * tf.constant(_PCA_EIGENVALUES)
-    added = tf.linalg.matvec(tf.constant(_PCA_EIGENVECTORS), steps)  # [B, 3]
+    steps = 255.0 * alphas * tf.constant(PCA_EIGENVALUES)
+    added = tf.linalg.matvec(tf.constant(PCA_EIGENVECTORS), steps)  # [B, 3]
     return clip_levels(images + added[:, tf.newaxis, tf.newaxis, :])
 
 

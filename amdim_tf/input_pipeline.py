@@ -88,7 +88,7 @@ def _batches_in_memory(source: ArraySource, config: Config, steps, rows: slice, 
     size, batch_size = config.data.image_size, config.training.batch_size
     seed = config.training.seed
     # Tensors made here are captured by reference: constants inside would be copied into the graph.
-    images, labels = tf.constant(source.images), tf.constant(source.labels)
+    images, labels = _constants(source)
 
     def make_batch(step):
         indices = batch_indices(step, seed, len(source), batch_size)[rows]
@@ -99,6 +99,12 @@ def _batches_in_memory(source: ArraySource, config: Config, steps, rows: slice, 
         return view1, view2, tf.gather(labels, indices)
 
     return steps.map(make_batch, num_parallel_calls=tf.data.AUTOTUNE)
+
+
+def _constants(source: ArraySource):
+    """Images and labels as tensors in main memory: a GPU, if there is one, needs its own."""
+    with tf.device("CPU:0"):
+        return tf.constant(source.images), tf.constant(source.labels)
 
 
 def _batches_on_disk(source: EncodedSource, config: Config, steps, rows: slice, policy):
@@ -265,9 +271,8 @@ def evaluation_batches(source: Source, config: Config, batch_size: int) -> tf.da
     """
     size, recipe = config.data.image_size, config.views
     if isinstance(source, ArraySource):
-        slices = (tf.constant(source.images), tf.constant(source.labels))
         return (
-            tf.data.Dataset.from_tensor_slices(slices)
+            tf.data.Dataset.from_tensor_slices(_constants(source))
             .batch(batch_size)
             .map(
                 lambda images, labels: (views.evaluation_view(recipe, images, size), labels),

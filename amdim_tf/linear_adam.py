@@ -2,53 +2,39 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import tensorflow as tf
 
 from amdim_tf.feature_splits import Features
 
-
-@dataclasses.dataclass(frozen=True)
-class ProbeSettings:
-    """How the linear classifier is trained: Adam on standardized features."""
-
-    learning_rate: float = 1e-3
-    weight_decay: float = 1e-4
-    epochs: int = 20
-    batch_size: int = 500
-    seed: int = 0
+# Those of the figures to compare with.
+_LEARNING_RATE, _WEIGHT_DECAY, _EPOCHS, _BATCH_SIZE, _SEED = 1e-3, 1e-4, 20, 500, 0
 
 
-def linear_accuracy(
-    train: Features, test: Features, classes: int, settings: ProbeSettings | None = None
-) -> float:
+def linear_accuracy(train: Features, test: Features, classes: int) -> float:
     """Accuracy on `test` of a linear classifier trained on `train`; labels of −1 do not count.
 
     Features are standardized by the statistics of the training images; test images have no part in
     anything but the last count.
     """
-    settings = settings or ProbeSettings()
     train, test = (
         Features(split.values[split.labels >= 0], split.labels[split.labels >= 0])
         for split in (train, test)
     )
     mean, std = train.values.mean(axis=0), train.values.std(axis=0) + 1e-6
     weights, bias = _train_linear(
-        tf.constant((train.values - mean) / std), tf.constant(train.labels), classes, settings
+        tf.constant((train.values - mean) / std), tf.constant(train.labels), classes
     )
     logits = ((test.values - mean) / std) @ weights.numpy() + bias.numpy()
     return float((logits.argmax(axis=1) == test.labels).mean())
 
 
-def _train_linear(values, labels, classes, settings):
+def _train_linear(values, labels, classes):
     """Softmax regression by Adam with decoupled weight decay on the weights.
 
     Args:
         values: [N, D], standardized.
         labels: int [N].
         classes: K.
-        settings: how long and how fast.
 
     Returns:
         (weights [D, K], bias [K]).
@@ -57,13 +43,11 @@ def _train_linear(values, labels, classes, settings):
     weights = tf.Variable(tf.zeros([dimension, classes]))
     bias = tf.Variable(tf.zeros([classes]))
     moments = [tf.Variable(tf.zeros_like(v)) for v in (weights, bias, weights, bias)]
-    batch = min(settings.batch_size, count)
+    batch = min(_BATCH_SIZE, count)
 
     @tf.function
     def epoch(number):
-        order = tf.random.experimental.stateless_shuffle(
-            tf.range(count), seed=[settings.seed, number]
-        )
+        order = tf.random.experimental.stateless_shuffle(tf.range(count), seed=[_SEED, number])
         for start in tf.range(0, count - batch + 1, batch):
             step(tf.gather(values, order[start : start + batch]),
                  tf.gather(labels, order[start : start + batch]),
@@ -79,10 +63,10 @@ def _train_linear(values, labels, classes, settings):
             second.assign(0.999 * second + 0.001 * tf.square(gradient))
             scale = tf.sqrt(1 - 0.999**t) / (1 - 0.9**t)
             variable.assign_sub(
-                settings.learning_rate
-                * (scale * first / (tf.sqrt(second) + 1e-8) + settings.weight_decay * variable)
+                _LEARNING_RATE
+                * (scale * first / (tf.sqrt(second) + 1e-8) + _WEIGHT_DECAY * variable)
             )
 
-    for number in range(settings.epochs):
+    for number in range(_EPOCHS):
         epoch(tf.constant(number))
     return weights, bias

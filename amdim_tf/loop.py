@@ -142,10 +142,13 @@ class Loop:
         self._saved.wait()
         batch = stepping.of_this_worker(batch, self._devices)
         found = diagnosis.describe_step(self._model, batch, logs, self._step - 1)
+        go_on = f"--nonfinite=skip (--nonfinite_limit={limit} such steps)"
+        if self._nonfinite > limit:
+            go_on = f"a --nonfinite_limit above {limit}"
         raise UserError(
             f"step {self._step}: expected a finite loss and gradient. Received: {found}. Last good "
-            f"checkpoint: {self._saved.newest or 'none yet'}. Go on from it with --nonfinite=skip "
-            f"(--nonfinite_limit={limit} such steps), or begin again with a lower --learning_rate."
+            f"checkpoint: {self._saved.newest or 'none yet'}. Go on from it with {go_on}, or begin "
+            "again with a lower --learning_rate."
         )
 
 

@@ -14,6 +14,14 @@ from collections.abc import Callable
 import tensorflow as tf
 
 
+def size_of(images: int, most: int) -> int:
+    """Images of each microbatch: the largest equal parts of `images` that have at most `most`.
+
+    Equal, since each has batch-norm statistics of its own.
+    """
+    return max(size for size in range(1, min(most, images) + 1) if images % size == 0)
+
+
 def rows(values, number, size: int):
     """Microbatch `number` of a structure of tensors [b, ...]: [size, ...] each."""
 

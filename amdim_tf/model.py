@@ -158,11 +158,10 @@ class AMDIM(keras.Model):
         return {one.moving_mean.path: one for one in layers if isinstance(one, BatchNorm)}
 
     def trained_variables(self):
-        """The weights that the tasks reach: an embedding that no task uses stays as it is."""
-        unused = {
-            id(variable)
-            for scale, embedding in ((5, self.embedding5), (7, self.embedding7))
-            if scale not in self.scales
-            for variable in embedding.trainable_variables
-        }
+        """The weights that the tasks reach: what no task uses stays as it is."""
+        variables = self.encoder.variables_beyond(min(self.scales))
+        for scale, embedding in ((5, self.embedding5), (7, self.embedding7)):
+            if scale not in self.scales:
+                variables += embedding.trainable_variables
+        unused = set(map(id, variables))
         return [variable for variable in self.trainable_variables if id(variable) not in unused]

@@ -93,8 +93,9 @@ class CoupledAdam(keras.optimizers.Optimizer):
     def update_step(self, gradient, variable, learning_rate):
         """Updates one variable and its moments in place."""
         index = self._get_variable_index(variable)
+        moments = self._first[index].value, self._second[index].value
         self._fused_update(
-            variable, gradient, self._first[index].value, self._second[index].value, learning_rate
+            variable, gradient, *moments, tf.cast(learning_rate, tf.float32), self._corrections()
         )
 
     def update_all(self, strategy, gradients, variables) -> None:
@@ -105,10 +106,10 @@ class CoupledAdam(keras.optimizers.Optimizer):
             gradients: of the variables that the optimizer was built for, in their order.
             variables: these.
         """
-        rate = self.learning_rate
+        rate, corrections = tf.cast(self.learning_rate, tf.float32), self._corrections()
 
         def fused(variable, gradient, first, second):
-            self._fused_update(variable, gradient, first, second, rate)
+            self._fused_update(variable, gradient, first, second, rate, corrections)
 
         moments = zip(self._first, self._second, strict=True)
         for gradient, variable, (first, second) in zip(gradients, variables, moments, strict=True):
@@ -128,19 +129,27 @@ class CoupledAdam(keras.optimizers.Optimizer):
             self.scale.assign(tf.where(overflow, tf.maximum(self.scale / 2, 1.0), self.scale))
             self._steps_at_scale.assign(0.0)
 
-    def _fused_update(self, variable, gradient, first, second, learning_rate):
+    def _corrections(self):
+        """Of the next step, for all variables: powers of both decays, and the kernel's epsilon.
+
+        The kernel adds epsilon before it corrects the second moment, PyTorch after.
+        """
         step = tf.cast(self.iterations + 1, tf.float32)
         power_1, power_2 = self.beta_1**step, self.beta_2**step
+        return power_1, power_2, self.epsilon * tf.sqrt(1 - power_2)
+
+    def _fused_update(self, variable, gradient, first, second, learning_rate, corrections):
+        power_1, power_2, epsilon = corrections
         tf.raw_ops.ResourceApplyAdam(
             var=variable.handle,
             m=first.handle,
             v=second.handle,
             beta1_power=power_1,
             beta2_power=power_2,
-            lr=tf.cast(learning_rate, tf.float32),
+            lr=learning_rate,
             beta1=self.beta_1,
             beta2=self.beta_2,
-            epsilon=self.epsilon * tf.sqrt(1 - power_2),
+            epsilon=epsilon,
             grad=tf.cast(gradient, tf.float32) + self.l2 * variable,
         )
 

@@ -3,7 +3,7 @@
 As in views.py, randomness and pixels are kept apart. `draw` makes one row of steps per image, a
 function of a key and the row's number alone; `apply` does the steps. What a policy is, what its
 levels mean, where the published ones come from and how they are read is in policy_tables.py, whose
-`load` and `save` are here too.
+functions for files are here too.
 
 Each step runs as a few large kernels, one per operation, on the images that drew it, so that its
 cost is about one operation per image however many the policy has. The number of images in each
@@ -13,16 +13,28 @@ and in tf.data with unknown B, H and W, but does not compile under XLA.
 
 from __future__ import annotations
 
-import math
 import typing
 
 import numpy as np
 import tensorflow as tf
 
 from amdim_tf import geometry_ops, image_ops
-from amdim_tf.policy_tables import OPERATIONS, SIGNED, Policy, Step, load, parameter, save
+from amdim_tf.policy_tables import (
+    OPERATIONS,
+    SIGNED,
+    Policy,
+    Step,
+    load,
+    of_run,
+    parameter,
+    path_in,
+    save,
+)
 
-__all__ = ["GREY", "DrawnSteps", "Policy", "Step", "apply", "draw", "load", "parameter", "save"]
+__all__ = [
+    "GREY", "DrawnSteps", "Policy", "Step", "apply", "draw", "load", "of_run", "parameter",
+    "path_in", "save",
+]  # fmt: skip
 
 # What shear, translate, rotate and cutout uncover, as in the code of AutoAugment's authors. Fast
 # AutoAugment's has black there, but nearly this grey, (125, 123, 114), for cutout.
@@ -119,18 +131,15 @@ def _apply_slot(images, steps: DrawnSteps, fill):
 def _geometric(images, steps: DrawnSteps, fill):
     """Shear, translate and rotate: one affine map, of which an operation moves its own part."""
     shape = tf.cast(tf.shape(images), tf.float32)
-    height, width = shape[1], shape[2]
 
     def of(name):  # [b]: the parameter, or 0 for the images with another operation
         return tf.where(tf.equal(steps.operation, OPERATIONS.index(name)), steps.parameter, 0.0)
 
-    angle = of("rotate") * (math.pi / 180.0)
-    cosine, sine = tf.cos(angle), tf.sin(angle)
-    # About the middle of the image, as geometry_ops.rotate.
-    c = width / 2 - cosine * (width / 2) + sine * (height / 2) - of("translate_x") * width
-    f = height / 2 - sine * (width / 2) - cosine * (height / 2) - of("translate_y") * height
-    coefficients = [cosine, of("shear_x") - sine, c, of("shear_y") + sine, cosine, f]
-    return geometry_ops.affine(images, tf.stack(coefficients, axis=1), fill)
+    none = tf.zeros_like(steps.parameter)
+    across, down = -of("translate_x") * shape[2], -of("translate_y") * shape[1]
+    moved = tf.stack([none, of("shear_x"), across, of("shear_y"), none, down], axis=1)  # [b, 6]
+    turned = geometry_ops.rotation(images, of("rotate"))  # [b, 6]
+    return geometry_ops.affine(images, turned + moved, fill)
 
 
 def _blended(function):

@@ -265,6 +265,20 @@ def save(policy: Policy, path: str | os.PathLike[str]) -> None:
         ) from None
 
 
+def path_in(model_dir: str | os.PathLike[str]) -> pathlib.Path:
+    """Where a run keeps a copy of its policy."""
+    return pathlib.Path(model_dir) / "policy.json"
+
+
+def of_run(name: str, model_dir: str | os.PathLike[str]) -> str:
+    """What to load as a run's policy: its own copy if there is one, else what the run names.
+
+    The file that the run names may have moved, or have changed since.
+    """
+    kept = path_in(model_dir)
+    return str(kept) if name and kept.exists() else name
+
+
 def read_text(path: str) -> str:
     """The text of a file of limited size."""
     try:

@@ -7,8 +7,9 @@ images have no part in it: the reference refreshed its statistics on them.
 
 from __future__ import annotations
 
-from amdim_tf import input_pipeline
-from amdim_tf.blocks import BatchNorm
+import numpy as np
+
+from amdim_tf import examples, input_pipeline
 from amdim_tf.config import Config
 from amdim_tf.errors import UserError
 from amdim_tf.examples import Source
@@ -18,14 +19,15 @@ from amdim_tf.progress import Progress
 _BATCH = 250
 
 
-def recalibrate(model: AMDIM, source: Source, config: Config, images: int) -> None:
-    """Replaces the encoder's running statistics by the mean of those of whole batches.
+def recalibrate(model: AMDIM, source: Source, config: Config, images: int, seed: int) -> None:
+    """Replaces the running statistics of encoder and embeddings by the mean of those of batches.
 
     Args:
-        model: its encoder's statistics are changed.
-        source: training images, taken in order; labels are not used.
+        model: its statistics are changed.
+        source: training images; labels are not used.
         config: the evaluation view's settings.
         images: how many, rounded down to whole batches.
+        seed: of the draw of these images, as folders list theirs class by class.
     """
     batch = min(_BATCH, len(source))
     batches = min(images, len(source)) // batch
@@ -34,16 +36,20 @@ def recalibrate(model: AMDIM, source: Source, config: Config, images: int) -> No
             f"--recalibrate_batch_norm: expected at least {batch} images, one batch. "
             f"Received: {images}."
         )
-    layers = [layer for layer in model.encoder._flatten_layers() if isinstance(layer, BatchNorm)]
+    rows = np.random.default_rng(seed).permutation(len(source))[: batches * batch]
+    drawn = examples.subset(source, rows)
+    views = input_pipeline.evaluation_batches(drawn, config, batch)
+    layers, done = list(model.norms().values()), 0
     momenta = [layer.momentum for layer in layers]
-    views = input_pipeline.evaluation_batches(source, config, batch).take(batches)
     try:
         with Progress(batches * batch, "batch-norm statistics", "image") as progress:
-            for number, (view, _) in enumerate(views):
-                for layer in layers:  # the mean of all batches so far
-                    layer.momentum = number / (number + 1)
-                model.encoder(view, training=True)
-                progress.advance(batch)
+            for view, _ in views:  # the last is short where images could not be decoded
+                for layer in layers:  # the mean of all batches so far, by their images
+                    layer.momentum = done / (done + len(view))
+                model.encode(view, training=True)
+                done += len(view)
+                progress.advance(len(view))
     finally:
         for layer, momentum in zip(layers, momenta, strict=True):
             layer.momentum = momentum
+    drawn.skipped.check()

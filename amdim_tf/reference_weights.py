@@ -61,12 +61,6 @@ def to_reference_layout(array: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(array.T)
 
 
-def assign_reference_weights(model: AMDIM, state: dict[str, np.ndarray]) -> None:
-    """Copies a reference state dict into the model."""
-    for name, variable in reference_variables(model).items():
-        variable.assign(from_reference_layout(state[name]))
-
-
 def tensors_kept_in(model_dir) -> pathlib.Path:
     """Where an imported run keeps the tensors that have no counterpart in our model."""
     return pathlib.Path(model_dir) / "reference_tensors.npz"

@@ -1,4 +1,4 @@
-"""Small files that are whole or not there, and that nobody can trick us with.
+"""Files and directories that are whole or not there, and that nobody can trick us with.
 
 A file is written aside and made current by one rename, so that neither a crash nor a full disk
 leaves half of one. Links and pipes that lie in the way are not followed.
@@ -29,6 +29,23 @@ def write_whole(path: pathlib.Path, contents: bytes) -> None:
             aside.unlink()
         raise
     sync_directory(path.parent)
+
+
+def put_directory(aside: pathlib.Path, target: pathlib.Path) -> None:
+    """Renames a directory that is whole to `target`.
+
+    What was there makes room, as "replaced" beside `aside`, and comes back on failure.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    replaced = aside.with_name("replaced")
+    try:
+        if target.exists():
+            target.rename(replaced)
+        aside.rename(target)
+    except BaseException:
+        if replaced.exists() and not target.exists():
+            replaced.rename(target)
+        raise
 
 
 def create(path: pathlib.Path):

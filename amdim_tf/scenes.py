@@ -5,7 +5,7 @@ rotation, background, clutter and lighting are drawn independently of the class,
 have the same area, so neither raw pixels nor colours tell the classes apart: features have to be
 learned. The mask of the object comes for free, which lets segmentation be measured.
 
-A scene is a function of (seed, split, index) alone. Its random numbers come from a counter-based
+A scene is a function of (split, index) alone. Its random numbers come from a counter-based
 hash, so they depend neither on NumPy's generators nor on which other scenes are rendered along
 with it, and its geometry is in unit coordinates, so every image size shows the same scene.
 Per-pixel arithmetic keeps to correctly rounded operations (no per-pixel sine or exponential),
@@ -55,8 +55,8 @@ class _Draws:
     its own key and on the order of the calls, never on its neighbours.
     """
 
-    def __init__(self, seed: int, split: str, indices: np.ndarray):
-        stream = _scramble(np.array([seed % 2**64], np.uint64) + _GOLDEN)
+    def __init__(self, split: str, indices: np.ndarray):
+        stream = _scramble(np.array([_GOLDEN], np.uint64))
         stream = _scramble(stream + list(SPLIT_SIZES).index(split))  # [1]
         self._keys = _scramble(stream + indices.astype(np.uint64) * _GOLDEN)  # [N]
         self._taken = 0
@@ -298,9 +298,9 @@ def _object(
     return body, body * np.clip(fill, 0, 1)
 
 
-def _render_chunk(seed: int, split: str, indices: np.ndarray, image_size: int) -> Scenes:
+def _render_chunk(split: str, indices: np.ndarray, image_size: int) -> Scenes:
     """Render a few scenes at once: background, clutter over it, the object over both, light."""
-    draws = _Draws(seed, split, indices)
+    draws = _Draws(split, indices)
     labels = draws.choice(len(CLASS_NAMES))
     pixel = 1 / image_size
     middles = (np.arange(image_size, dtype=np.float32) + 0.5) * pixel
@@ -346,14 +346,13 @@ def _check(split: str, indices: np.ndarray, image_size: int) -> None:
         )
 
 
-def render(split: str, indices: Sequence[int], image_size: int, seed: int = 0) -> Scenes:
+def render(split: str, indices: Sequence[int], image_size: int) -> Scenes:
     """Render the scenes of a split with the given indices.
 
     Args:
         split: "train" or "test"; the two share no scene.
         indices: which scenes, each in range(SPLIT_SIZES[split]), in any order.
         image_size: side of the images in pixels, at least 16.
-        seed: another seed gives another data set.
 
     Returns:
         Images, labels and masks. A mask holds where the object covers more than half a pixel.
@@ -369,7 +368,7 @@ def render(split: str, indices: Sequence[int], image_size: int, seed: int = 0) -
 
     def fill_chunk(start: int) -> None:
         part = slice(start, start + step)
-        chunk = _render_chunk(seed, split, indices[part], image_size)
+        chunk = _render_chunk(split, indices[part], image_size)
         for whole, piece in zip(scenes, chunk, strict=True):
             whole[part] = piece
 

@@ -21,7 +21,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from amdim_tf import decode, extraction, feature_directory, feature_model, feature_shards
+from amdim_tf import (
+    decode,
+    extraction,
+    feature_directory,
+    feature_model,
+    feature_shards,
+    safe_files,
+)
 from amdim_tf.errors import UserError
 from amdim_tf.examples import ArraySource, Source
 from amdim_tf.extraction import Request
@@ -29,6 +36,7 @@ from amdim_tf.neighbours import unit_rows
 
 FORMAT = "amdim_tf index"
 _VECTORS, _IMAGES, _FACTS = "vectors.npy", "images.jsonl", "index.json"
+_COPIED = ("saved_model", "dataset", "data_dir", "split", "classes")  # from the manifest
 _BLOCK = 32768
 
 
@@ -77,24 +85,28 @@ def build(features, index) -> pathlib.Path:
     if "f1" not in manifest["shapes"]:
         raise UserError(f"--index: expected f1 in {features}. Received: no such column.")
     target = _checked_target(index, {"--output": str(features)})
-    aside = target.with_name(target.name + ".partial")
+    scratch = target.with_name(target.name + ".partial")
+    aside = scratch / "new"
     with feature_directory.refusing("--index", target):
-        shutil.rmtree(aside, ignore_errors=True)
+        _clear_leftovers(scratch, target)
         aside.mkdir(parents=True)
         try:
             _write_rows(aside, features, manifest)
-            facts = {
-                name: manifest[name]
-                for name in ("saved_model", "dataset", "data_dir", "split", "classes")
-            }
+            facts = {name: manifest[name] for name in _COPIED}
             facts = {"format": FORMAT, "format_version": 1, "rows": manifest["rows"], **facts}
             (aside / _FACTS).write_text(json.dumps(facts, indent=2) + "\n")
-            shutil.rmtree(target, ignore_errors=True)
-            aside.rename(target)
+            safe_files.put_directory(aside, target)
         finally:
-            shutil.rmtree(aside, ignore_errors=True)
+            shutil.rmtree(scratch, ignore_errors=True)
     print(f"Wrote {target}: an index of {manifest['rows']} images.")
     return target
+
+
+def _clear_leftovers(scratch: pathlib.Path, target: pathlib.Path) -> None:
+    """Removes what a killed run left; an index that it had moved aside comes back."""
+    if (scratch / "replaced").exists() and not target.exists():
+        (scratch / "replaced").rename(target)
+    shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _write_rows(directory: pathlib.Path, features: pathlib.Path, manifest: dict) -> None:
@@ -201,10 +213,19 @@ def load(directory) -> Index:
         facts = json.loads((path / _FACTS).read_text())
         if facts["format"] != FORMAT or facts["format_version"] != 1:
             raise ValueError(f"format {facts['format']!r}, version {facts['format_version']!r}")
+        _check_facts(facts)
         vectors = np.load(path / _VECTORS, mmap_mode="r", allow_pickle=False)
         if vectors.ndim != 2 or vectors.dtype != np.float32 or len(vectors) != facts["rows"]:
             raise ValueError(f"{_VECTORS} of {vectors.dtype} {list(vectors.shape)}")
     return Index(path, vectors, facts)
+
+
+def _check_facts(facts: dict[str, Any]) -> None:
+    """Raises a KeyError or ValueError unless everything is there that a search asks for."""
+    saved_model, *texts, classes = (facts[name] for name in _COPIED)
+    texts += [saved_model["path"], saved_model["sha256"], *classes]
+    if not all(isinstance(text, str) for text in texts) or "step" not in saved_model:
+        raise ValueError(f"other facts in {_FACTS}")
 
 
 @contextlib.contextmanager

@@ -39,7 +39,8 @@ def evaluate(model: AMDIM, config: Config, mask_dir: str, seed: int) -> dict[str
 
     Returns:
         {"images", "components", RESOLUTION: {METHOD: {MEASURE: mean over the images}}}. Images with
-        a single segment are left out, as both measures are meaningless there.
+        a single segment, in cells or in pixels, are left out and not counted, as both measures are
+        meaningless there.
     """
     require_mixture(model, "--probes=segmentation")
     K = model.settings.mixture_components
@@ -52,12 +53,18 @@ def evaluate(model: AMDIM, config: Config, mask_dir: str, seed: int) -> dict[str
             for (method, resolution), values in _measure(regions, segments, K).items():
                 found.setdefault((method, resolution), []).append(values)
             progress.advance(len(images))
-    results: dict[str, Any] = {"images": total, "components": K}
+    values = {way: np.concatenate(parts, axis=1) for way, parts in found.items()}  # [measures, N]
+    counted = np.isfinite(np.concatenate(list(values.values()))).all(axis=0)  # [N]
+    if not counted.any():
+        raise UserError(
+            "--probes=segmentation: expected test images that show at least 2 segments. "
+            f"Received: {total} that show one each."
+        )
+    results: dict[str, Any] = {"images": int(counted.sum()), "components": K}
     for resolution in RESOLUTIONS:
         results[resolution] = {}
         for method in METHODS:
-            values = np.concatenate(found[method, resolution], axis=1)  # [measures, N]
-            means = np.nanmean(values, axis=1)
+            means = values[method, resolution][:, counted].mean(axis=1)
             results[resolution][method] = dict(zip(MEASURES, map(float, means), strict=True))
     return results
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pathlib
+
 import numpy as np
 
 from amdim_tf import folders, scenes, tfds_sets
@@ -29,6 +31,13 @@ def load(config: DataConfig, split: str, files_as_files: bool = False) -> Source
         return tfds_sets.load(config, split, files_as_files)
     split = "train" if split == "labelled" else split
     return folders.load_folder(config, split, files_as_files)
+
+
+def splits_of(config: DataConfig) -> tuple[str, ...]:
+    """Those of SPLITS that the configured data set has; a folder may be without test images."""
+    if config.dataset == "scenes" or config.dataset in tfds_sets.NAMES:
+        return SPLITS
+    return ("labelled", *folders.splits_of(pathlib.Path(config.data_dir)))
 
 
 def _load_scenes(config: DataConfig, split: str) -> ArraySource:

@@ -48,12 +48,18 @@ def average(columns: dict[str, np.ndarray]) -> dict[str, float]:
     """Means of each logged figure over some steps, leaving out those that were not finite.
 
     Counts of correct answers become accuracies: correct / labelled over all steps together, NaN
-    where no image was labelled. `nonfinite` becomes the number of steps that were not finite.
+    where no image was labelled. `nonfinite` becomes the number of steps that were not finite, and
+    `overflow` that of steps whose gradient float16 could not hold.
     """
     columns = dict(columns)
-    steps = len(next(iter(columns.values())))
-    nonfinite = columns.pop("nonfinite", np.zeros(steps)) != 0
-    columns = {name: values[~nonfinite] for name, values in columns.items()}
+    none = np.zeros(len(next(iter(columns.values()))))
+    counts = {
+        f"{name}_steps": columns.pop(name, none)
+        for name in ("nonfinite", "overflow")
+        if name in columns or name == "nonfinite"
+    }
+    kept = sum(counts.values()) == 0
+    columns = {name: values[kept] for name, values in columns.items()}
     labelled = columns.pop("labelled", np.zeros(1)).sum()
     means = {}
     for name, values in columns.items():
@@ -62,7 +68,7 @@ def average(columns: dict[str, np.ndarray]) -> dict[str, float]:
             means[name.replace("_correct", "_accuracy")] = float(accuracy)
         else:
             means[name] = float(values.mean()) if len(values) else math.nan
-    return {**means, "nonfinite_steps": float(nonfinite.sum())}
+    return {**means, **{name: float(steps.sum()) for name, steps in counts.items()}}
 
 
 class MetricsLog:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 import os
 import pathlib
 from collections.abc import Callable
@@ -49,7 +48,7 @@ def train(config: Config, model_dir) -> AMDIM:
     policy = _kept_policy(config.views.policy, model_dir)
     source = sources.load(config.data, "train")
     per_epoch = input_pipeline.steps_per_epoch(source, config.training.batch_size)
-    total = config.training.train_steps or math.ceil(config.training.epochs * per_epoch)
+    total = config.training.total_steps(len(source))
     with devices.strategy.scope(), workers.watched(devices):
         model = compiled_model(config, len(source.class_names), per_epoch, devices)
     # Nothing is written before all settings have been accepted, and by one worker only.
@@ -81,7 +80,7 @@ def _train_in(
     if devices.is_chief:
         _write_config(config, model_dir, source, run[1] if run else {}, restored.step, changes)
         if policy is not None:
-            policies.save(policy, _policy_path(model_dir))
+            policies.save(policy, policies.path_in(model_dir))
     say = print if devices.is_chief else _say_nothing
     if restored.step >= total:
         say(f"{model_dir}: already trained for {restored.step} of {total} steps.")
@@ -143,19 +142,14 @@ def _restore(saved: checkpoints.Checkpoints, model_dir, devices) -> checkpoints.
     return restored
 
 
-def _policy_path(model_dir) -> pathlib.Path:
-    return pathlib.Path(model_dir) / "policy.json"
-
-
 def _kept_policy(name: str, model_dir) -> policies.Policy | None:
     """The run's policy: the copy in model_dir if there is one, which a file must still equal."""
     if not name:
         return None
-    kept = _policy_path(model_dir)
-    if not kept.exists():
-        return policies.load(name)
+    kept = policies.of_run(name, model_dir)
     policy = policies.load(kept)
-    if not (name.endswith(".json") and not os.path.exists(name)) and policies.load(name) != policy:
+    moved = name.endswith(".json") and not os.path.exists(name)
+    if kept != name and not moved and policies.load(name) != policy:
         raise UserError(
             f"--policy: expected the policy that the run began with, {kept}. Received: {name}, "
             "which has changed. Use another --model_dir for it."

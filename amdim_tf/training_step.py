@@ -88,8 +88,9 @@ class TrainingStep:
         images = data["view1"].shape[0]
         drawn = self.draw(images) if drawn is None else drawn
         data = {**{name: data[name] for name in ("view1", "view2", "label")}, **drawn}
-        size = self._settings.microbatch
-        if size and size < images:
+        most = self._settings.microbatch
+        if most and most < images:
+            size = microbatches.size_of(images, most)
             backward = self._backward_in_microbatches(data, scale, size)
         else:
             backward = self._backward(data, scale)

@@ -17,10 +17,13 @@ Writes OUTPUT_DIR/NAME.png and NAME.pdf, and shows the same in TensorBoard at MO
 same --seed gives the same figures.
 """
 
+from typing import Any
+
 from absl import flags
 
-from amdim_tf import cli_flags, config_file
+from amdim_tf import cli_flags, config_file, policy_tables
 from amdim_tf import config as config_lib
+from amdim_tf.config import Config
 
 cli_flags.define_config_flags()
 flags.adopt_module_key_flags(cli_flags)
@@ -43,15 +46,31 @@ flags.DEFINE_integer(
 )
 
 
+def settings_of_run(model_dir: str, given: dict[str, Any]) -> Config:
+    """A run's settings with those given in their place, and with what follows from these.
+
+    The policy is the run's own copy. Another data set is in another directory, and another
+    --augmentation has its own recipe.
+    """
+    saved = config_file.load(config_file.path_in(model_dir))[0]
+    changed = {"policy": policy_tables.of_run(saved.views.policy, model_dir)}
+    if given.get("dataset", saved.data.dataset) != saved.data.dataset:
+        changed["data_dir"] = ""
+    augmentation = given.get("augmentation", saved.views.augmentation)
+    if augmentation != saved.views.augmentation:
+        recipe = config_lib.make({"dataset": saved.data.dataset, "augmentation": augmentation})
+        changed |= {name: getattr(recipe.views, name) for name in config_lib.STRONG_DEFAULTS}
+    return config_lib.update(saved, {**changed, **given})
+
+
 def main() -> None:
     """Reads the flags and draws."""
     output_dir = cli_flags.require("output_dir", "a directory for the figures")
     model_dir, given = cli_flags.FLAGS.model_dir, cli_flags.given_settings()
-    given["batch_size"] = max(cli_flags.FLAGS.pairs, 2)
     if model_dir:
         model_dir = cli_flags.require_model_dir("the directory of a training run")
         cli_flags.check_flags_of_run(model_dir)
-        config = config_lib.update(config_file.load(config_file.path_in(model_dir))[0], given)
+        config = settings_of_run(model_dir, given)
     else:
         config = config_lib.make(given)
     cli_flags.import_tensorflow_quietly()

@@ -10,7 +10,7 @@ import pytest
 
 from amdim_tf import config as config_lib
 from amdim_tf.model import AMDIM
-from amdim_tf.reference_weights import assign_reference_weights
+from amdim_tf.reference_weights import from_reference_layout, reference_variables
 
 DATA = pathlib.Path(__file__).parent / "data"
 GOLDEN = ("reference_32", "reference_64", "reference_128", "reference_32_bn")
@@ -44,7 +44,8 @@ class Golden:
             for key, value in self.numbers.items()
             if key.startswith("state_dict/")
         }
-        assign_reference_weights(self.model, self.state)
+        for name, variable in reference_variables(self.model).items():
+            variable.assign(from_reference_layout(self.state[name]))
 
 
 @pytest.fixture(params=GOLDEN)

@@ -96,7 +96,7 @@ def run_plain_steps(settings, parts):
     config = config_lib.make({**COMMON, **settings})
     model = training_loop.compiled_model(config, CLASSES, 10)
     make_weights_interesting(model)
-    step = tf.function(lambda batch: plain_step(model, batch, parts))
+    step = tf.function(lambda batch: plain_step(model, batch, parts), autograph=False)
     rows = [step({n: tf.constant(v) for n, v in make_batch(i).items()}) for i in range(STEPS)]
     losses = {f"log/{name}": [float(row[name]) for row in rows] for name in rows[0]}
     return {**losses, **{variable.path: variable.numpy() for variable in model.variables}}

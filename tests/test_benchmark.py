@@ -31,6 +31,11 @@ def test_suites(words, expected):
     assert expected in done.stdout
 
 
+def test_the_step_s_benchmark_is_of_one_device():
+    done = _run("train", *TINY, "--replicas=2")
+    assert done.returncode == 2 and "--strategy: expected one device here" in done.stderr
+
+
 def test_an_unknown_suite():
     done = _run("speed")
     assert done.returncode == 2

@@ -1,6 +1,9 @@
 """Charts: they are written whole, and the same numbers give the same bytes."""
 
+import resource
+
 import numpy as np
+import pytest
 from PIL import Image
 
 from amdim_tf import charts
@@ -24,3 +27,16 @@ def test_learning_curve_is_the_same_for_the_same_numbers(tmp_path):
     charts.learning_curve(HISTORY[:1], second)
     assert first.read_bytes() != second.read_bytes()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["first.png", "second.png"]
+
+
+def test_a_full_disk_leaves_the_chart_before(tmp_path):
+    path = tmp_path / "curve.png"
+    charts.learning_curve(HISTORY, path)
+    before, limits = path.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) // 2, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            charts.learning_curve(HISTORY[:1], path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]

@@ -6,6 +6,7 @@ import resource
 import shutil
 import threading
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -42,6 +43,21 @@ def _save_run(directory, model, step, **settings):
 
 def _names(directory):
     return sorted(path.name for path in (directory / "checkpoints").iterdir())
+
+
+def test_loading_leaves_the_caller_s_settings_alone(tmp_path):
+    _save_run(tmp_path, make_model(warmup_steps=0), 1)
+    keras.config.set_floatx("float64")
+    try:
+        np.random.seed(7)
+        expected = np.random.rand()
+        np.random.seed(7)
+        loaded = amdim_tf.load_model(tmp_path)
+        assert np.random.rand() == expected
+        assert keras.config.floatx() == "float64"
+    finally:
+        keras.config.set_floatx("float32")
+    assert {variable.dtype for variable in loaded.trainable_variables} == {"float32"}
 
 
 def test_weights_and_optimizer_come_back(tmp_path):

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from amdim_tf import config as config_lib
-from amdim_tf import distribution
+from amdim_tf import distribution, microbatches
 from amdim_tf.errors import UserError
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -32,7 +32,7 @@ PROCESSES = {
         ("one_device", "whole", {}),
         ("blocks_of_5", "whole", {"nce_block": "5"}),
         ("microbatch_8", "halves", {"microbatch": 8}),
-        ("microbatch_4", "quarters", {"microbatch": 4, "nce_block": "3"}),
+        ("microbatch_4", "quarters", {"microbatch": 5, "nce_block": "3"}),
         ("xla", "whole", {"xla": "on"}),
     ],
     "two": [
@@ -48,10 +48,11 @@ PROCESSES = {
 
 
 def _with_mixtures(row):
-    """The same row for a mixture model."""
+    """The same row for a mixture model: a task of its own, and one as before."""
     name, expected, settings, *more = row
     expected = expected and f"mixture_{expected}"
-    return f"mixture_{name}", expected, {**settings, "mixture_components": 3}, *more
+    settings = {**settings, "mixture_components": 2, "tasks": ["1to7", "5to5"]}
+    return f"mixture_{name}", expected, settings, *more
 
 
 PROCESSES = {process: [*rows, *map(_with_mixtures, rows)] for process, rows in PROCESSES.items()}
@@ -64,6 +65,10 @@ PROCESSES["half"] = [
 TABLE = {row[0]: row[1] for rows in PROCESSES.values() for row in rows if row[1]}
 # Half precision without oneDNN, whose kernels for it exist only on some processors.
 HALF = {"TF_ENABLE_ONEDNN_OPTS": "0"}
+# A few steps are not worth much compilation.
+QUICK_XLA = {
+    "XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+}
 
 
 def _free_ports(count):
@@ -82,7 +87,7 @@ def _environments(workers, more):
         return [{**os.environ, **more}]
     cluster = {"worker": [f"localhost:{port}" for port in _free_ports(workers)]}
     return [
-        {**os.environ, "TF_CONFIG": json.dumps({"cluster": cluster, "task": task})}
+        {**os.environ, **more, "TF_CONFIG": json.dumps({"cluster": cluster, "task": task})}
         for task in ({"type": "worker", "index": number} for number in range(workers))
     ]
 
@@ -103,7 +108,7 @@ def results(tmp_path_factory):
                 stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
             )
             for environment in _environments(
-                2 if name.startswith("workers") else 1, HALF if name == "half" else {}
+                2 if name.startswith("workers") else 1, HALF if name == "half" else QUICK_XLA
             )
         ]  # fmt: skip
         for process in processes:
@@ -125,7 +130,9 @@ def test_weights_and_losses_after_three_steps(results, row):
     for actual in results[row]:
         assert actual.keys() >= expected.keys()
         for name, value in expected.items():
-            np.testing.assert_allclose(actual[name], value, atol=1e-5, rtol=1e-5, err_msg=name)
+            # Not weights but embeddings: sums over many weights of which each is that close.
+            limit = 1e-4 if name.endswith("mixture/negatives") else 1e-5
+            np.testing.assert_allclose(actual[name], value, atol=limit, rtol=limit, err_msg=name)
 
 
 @pytest.mark.slow
@@ -171,13 +178,29 @@ def test_an_overflow_skips_the_step_and_halves_the_scale(results):
     [
         ({"batch_size": 30}, 4, "a multiple of 4, the 4 replicas; the nearest: 28 and 32"),
         ({"batch_size": 3}, 4, "the nearest: 4. Received: 3"),
-        ({"batch_size": 40, "microbatch": 8}, 2, "--microbatch=8; the nearest: 32 and 48"),
+        ({"batch_size": 46, "microbatch": 8}, 2, "--microbatch=8, or one with a divisor near it; "),
+        ({"batch_size": 46, "microbatch": 8}, 2, "the nearest: 32 and 48. Received: 46"),
     ],
 )
 def test_a_batch_that_does_not_divide(settings, replicas, words):
     with pytest.raises(UserError, match="--batch_size") as error:
         distribution.check_batch(config_lib.make(settings), replicas)
     assert words in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "images, most, size", [(1008, 32, 28), (1008, 16, 16), (12, 32, 12), (40, 8, 8), (20, 8, 5)]
+)
+def test_microbatches_are_equal_parts(images, most, size):
+    assert microbatches.size_of(images, most) == size
+    settings = {"batch_size": 2 * images, "microbatch": most}
+    distribution.check_batch(config_lib.make(settings), replicas=2)
+
+
+def test_a_cluster_of_one_is_one_device(monkeypatch):
+    cluster = {"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 0}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(cluster))
+    assert _resolve().one_device
 
 
 @pytest.mark.parametrize(
@@ -236,6 +259,9 @@ def test_a_tpu_is_asked_for_by_name(monkeypatch):
     devices = _resolve(strategy="tpu", tpu="mine", batch_size=64)
     assert asked == ["resolver of mine"] * 3
     assert devices.replicas == 8 and not devices.islands and not devices.whole_step
+    monkeypatch.setattr(Strategy, "num_replicas_in_sync", 1)
+    assert not devices.one_device  # its strategy has to run the step all the same
+    monkeypatch.setattr(Strategy, "num_replicas_in_sync", 8)
     with pytest.raises(UserError, match="a multiple of 8"):
         _resolve(strategy="tpu", batch_size=60)
 

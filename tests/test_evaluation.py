@@ -1,6 +1,7 @@
 """The evaluation program, and the linear probe of the reference's figures."""
 
 import json
+import types
 
 import numpy as np
 import pytest
@@ -8,8 +9,8 @@ from pictures import write_tree
 from PIL import Image
 from test_train import TINY, refused, run
 
+from amdim_tf import checkpoints, config_file, evaluation, evaluation_files, policies
 from amdim_tf import config as config_lib
-from amdim_tf import config_file
 from amdim_tf.feature_splits import Features
 from amdim_tf.linear_adam import linear_accuracy
 
@@ -145,6 +146,38 @@ def test_splits_with_other_classes_are_refused(trained, tmp_path):
     flags = [f"--model_dir={trained}", "--dataset=folder", f"--data_dir={folder}"]
     line = run("evaluate", *flags, code=2).stderr.splitlines()[-1]
     assert line.startswith("error: ") and "same classes" in line and "'blue'" in line
+
+
+def test_watching_waits_and_loads_each_checkpoint_once(tmp_path, monkeypatch):
+    config = config_lib.make({"ndf": 4, "n_rkhs": 16, "n_depth": 1, "batch_size": 8, "epochs": 1.0})
+    model = checkpoints.build_model(config, 0)
+    facts = {"classes": [], "images": 20}  # two whole batches
+    config_file.save(config, config_file.path_in(tmp_path), facts)
+    steps, loaded, load_model = iter((1, None, 2)), [], checkpoints.load_model
+
+    def train_meanwhile(seconds):
+        if step := next(steps):
+            checkpoints.Checkpoints(tmp_path, model).save(step)
+
+    def load(*arguments, **options):
+        loaded.append(load_model(*arguments, **options))
+        return loaded[-1]
+
+    monkeypatch.setattr(evaluation, "time", types.SimpleNamespace(sleep=train_meanwhile))
+    monkeypatch.setattr(checkpoints, "load_model", load)
+    evaluation.watch(evaluation.EvaluationSettings(str(tmp_path), probes=()))  # no images needed
+    assert [step for _, step in loaded] == [1, 2]
+    history = tmp_path / "evaluation" / "scenes_history.csv"
+    assert [row["step"] for row in evaluation_files.read_history(history)] == [1, 2]
+
+
+def test_the_run_s_own_copy_of_its_policy_is_used(tmp_path):
+    config_file.save(
+        config_lib.make({"policy": "moved.json"}), config_file.path_in(tmp_path), {"classes": []}
+    )
+    policies.save(policies.load("randaugment(1,2)"), policies.path_in(tmp_path))
+    settings = evaluation.EvaluationSettings(model_dir=str(tmp_path))
+    assert evaluation._evaluation_config(settings).views.policy == str(tmp_path / "policy.json")
 
 
 def test_a_run_without_checkpoint_cannot_be_probed(tmp_path):

@@ -1,7 +1,6 @@
 """Exports: the model's features in every way they are served, and nothing half-written."""
 
 import base64
-import hashlib
 import io
 import json
 import os
@@ -22,7 +21,7 @@ from test_model import make_batch, make_config, make_model
 from test_train import ROOT, refused, run
 
 import amdim_tf
-from amdim_tf import config_file, directory_locks, exporting, views
+from amdim_tf import checkpoints, config_file, directory_locks, exporting, views
 from amdim_tf.checkpoints import Checkpoints
 from amdim_tf.errors import UserError
 
@@ -318,9 +317,9 @@ def test_what_is_known_about_an_export(directory, model_dir, model):
     assert metadata["config"]["views"]["evaluation_resize"] == 36
     assert metadata["versions"]["tensorflow"] == tf.__version__
     folder = model_dir / "checkpoints" / "step-00000003"
-    contents = [path.read_bytes() for path in sorted(folder.iterdir())]
-    assert len(contents) == 4
-    assert metadata["checkpoint_sha256"] == hashlib.sha256(b"".join(contents)).hexdigest()
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert len(manifest["files"]) == 3 and len(manifest["sha256"]) == 64
+    assert metadata["checkpoint_sha256"] == manifest["sha256"]
     described = metadata["signatures"]
     assert described["encoded"] == {
         "inputs": {"encoded_images": {"dtype": "string", "shape": [None]}},
@@ -332,6 +331,22 @@ def test_what_is_known_about_an_export(directory, model_dir, model):
     shapes = {name: output["shape"] for name, output in described["maps"]["outputs"].items()}
     outputs = model.encode(model.preprocess(_images())).items()
     assert shapes == {name: [None, *value.shape[1:]] for name, value in outputs}
+
+
+def test_a_checkpoint_that_training_removes_meanwhile(model_dir, model, tmp_path, monkeypatch):
+    shutil.copytree(model_dir, tmp_path / "run", ignore=shutil.ignore_patterns("export"))
+    load_model, loaded = checkpoints.load_model, []
+
+    def load(*arguments, **options):
+        loaded.append(load_model(*arguments, **options))
+        if len(loaded) == 1:
+            Checkpoints(tmp_path / "run", model, kept=1).save(4)  # and step 3 goes
+        return loaded[-1]
+
+    monkeypatch.setattr(checkpoints, "load_model", load)
+    _, step, digest = exporting._load(tmp_path / "run")
+    manifest = tmp_path / "run" / "checkpoints" / "step-00000004" / "manifest.json"
+    assert step == 4 and digest == json.loads(manifest.read_text())["sha256"]
 
 
 def test_signatures_of_another_model_are_refused(signatures):

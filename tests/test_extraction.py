@@ -292,6 +292,13 @@ def test_other_images_are_refused(export, tmp_path):
         extraction.extract(make_request(export, root, tmp_path / "f"))
 
 
+def test_workers_get_paths_that_hold_anywhere(export, folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(export.parent)
+    request = make_request(export.name, folder, tmp_path / "f")
+    with extraction.prepared(request) as job:
+        assert job.request.saved_model == str(export)
+
+
 def test_images_that_are_all_bad(export, tmp_path):
     root = write_tree(tmp_path / "data", {"0.jpg": b"no", "1.jpg": b""})
     with pytest.raises(UserError, match=r"Received: 2 that cannot, listed in .*skipped_images"):

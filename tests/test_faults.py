@@ -201,3 +201,8 @@ def test_images_that_vanish(tmp_path):
     with pytest.raises(UserError, match=r"--data_dir: expected .*; it has vanished"):
         _train(run, images, train_steps=10**6)
     thief.join()
+
+
+def test_a_soak_too_short_to_be_seen_is_one_line():
+    with pytest.raises(UserError, match="--soak_steps"):
+        fault_test._medians([(20, (1.0, 1, 1))], 88, 98)

@@ -1,6 +1,7 @@
 """Shards of features: what is written is read, the same bytes every time, and nothing in part."""
 
 import importlib.util
+import resource
 import time
 import zipfile
 
@@ -121,6 +122,18 @@ def test_nothing_in_part_stays(tmp_path):
     broken.outputs["f1"] = np.array([object()] * 5)
     with pytest.raises(ValueError, match=r"[Oo]bject"):
         feature_shards.write(tmp_path / "shard.npz", "npz", broken)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_full_disk_is_an_error_of_the_system(kind, tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            feature_shards.write(tmp_path / "shard", kind, make_rows())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,6 +1,8 @@
 """Features: extracted once, in order, again when anything that they depend on changes."""
 
 import dataclasses
+import errno
+import threading
 
 import numpy as np
 import pytest
@@ -8,7 +10,7 @@ import tensorflow as tf
 from pictures import encoded, picture
 
 from amdim_tf import config as config_lib
-from amdim_tf import features
+from amdim_tf import directory_locks, features
 from amdim_tf.checkpoints import build_model
 from amdim_tf.examples import ArraySource, EncodedSource, SkippedImages
 
@@ -72,6 +74,43 @@ def test_damaged_features_are_extracted_again(tmp_path, name):
     path.write_bytes(path.read_bytes()[:-5])
     assert len(extract().values) == 7
     assert function.calls == 2
+
+
+def test_evaluations_at_once_extract_once(tmp_path, capsys):
+    function, found = _Counting(), []
+
+    def evaluate():
+        arguments = (tmp_path / "set", "key", function, _source(), CONFIG, "test")
+        found.append(features.cached_features(*arguments).values.tolist())
+
+    threads = [threading.Thread(target=evaluate) for _ in range(2)]
+    with directory_locks.locked(tmp_path):
+        for thread in threads:
+            thread.start()
+        threads[0].join(0.3)
+        assert not found and not list(tmp_path.iterdir())
+    for thread in threads:
+        thread.join()
+    assert function.calls == 1 and found[0] == found[1]
+    assert f"{tmp_path}: another process is writing there" in capsys.readouterr().err
+
+
+def test_a_file_system_without_locks_still_holds_features(tmp_path, monkeypatch, capsys):
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(directory_locks.fcntl, "flock", refuse)
+    arguments = (tmp_path / "set", "key", _Counting(), _source(), CONFIG, "test")
+    assert len(features.cached_features(*arguments).values) == 7
+    assert "this file system has no locks" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("size", [32, 128])
+def test_pixels_are_means_of_squares(size):
+    images = np.random.default_rng(0).standard_normal([2, size, size, 3]).astype(np.float32)
+    side = size // 32
+    expected = images.reshape(2, 32, side, 32, side, 3).mean(axis=(2, 4)).reshape(2, -1)
+    np.testing.assert_allclose(features.pixels_of(tf.constant(images)), expected, atol=1e-6)
 
 
 def test_images_that_cannot_be_decoded_are_left_out(tmp_path):

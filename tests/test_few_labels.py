@@ -129,7 +129,7 @@ def test_one_image_per_class_has_a_fixed_regularization():
 def test_draws_are_stratified_reproducible_and_different(setting):
     labels = np.random.default_rng(0).integers(-1, 10, 1500)
     first, again, other, seed = (
-        few_labels.draw(labels, NAMES, setting, *numbers)
+        few_labels.draw(labels, 10, setting, *numbers)
         for numbers in ((0, 0), (0, 0), (0, 1), (1, 0))
     )
     counts = np.bincount(labels[labels >= 0])
@@ -143,20 +143,28 @@ def test_draws_are_stratified_reproducible_and_different(setting):
 
 def test_fewer_labels_are_among_more_labels():
     labels = np.arange(500) % 10
-    few, many = (few_labels.draw(labels, NAMES, count, 0, 2) for count in (5, 10))
+    few, many = (few_labels.draw(labels, 10, count, 0, 2) for count in (5, 10))
     assert set(few) < set(many)
 
 
-def test_too_few_images_of_a_class_are_named():
-    labels = np.repeat(np.arange(10), 20)[:-13]
-    with pytest.raises(UserError, match=r"expected 10 .* Received: 7 of class9"):
-        few_labels.draw(labels, NAMES, 10, 0, 0)
-    assert len(few_labels.draw(labels, NAMES, 0.1, 0, 0)) == 19
+def test_settings_that_a_class_cannot_fill_are_left_out(capsys):
+    train, test = digits()
+    last = np.flatnonzero(train.labels == 9)[7:]
+    scarce = Features(np.delete(train.values, last, axis=0), np.delete(train.labels, last))
+    results = few_labels.evaluate(scarce, test, NAMES, draws=1)
+    assert list(results) == ["1 per class", "5 per class", "1%", "10%"]
+    (line,) = (line for line in capsys.readouterr().err.splitlines() if "warning" in line)
+    assert "10 per class left out" in line and "Received: 7 of class9" in line
+
+
+def test_no_draws_are_refused():
+    with pytest.raises(UserError, match=r"at least 1 draw\. Received: 0"):
+        few_labels.evaluate(*digits(), NAMES, draws=0)
 
 
 def test_class_without_any_image_is_left_out():
     labels = np.arange(60) % 9
-    assert len(few_labels.draw(labels, NAMES, 5, 0, 0)) == 45
+    assert len(few_labels.draw(labels, 10, 5, 0, 0)) == 45
 
 
 @pytest.mark.parametrize("kind", [np.float16, np.float64])

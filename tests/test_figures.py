@@ -1,16 +1,21 @@
 """Figures: what they show, that they repeat, and that TensorBoard can read them."""
 
+import json
+import os
+import subprocess
+import sys
 import types
 
 import numpy as np
 import pytest
 import tensorflow as tf
 from matplotlib import pyplot
+from pictures import picture, write_tree
 from PIL import Image
 from tensorboard.backend.event_processing import plugin_event_accumulator
 from tensorboard.plugins.projector.projector_plugin import ProjectorPlugin
 from test_model import make_batch, make_model
-from test_train import refused, run
+from test_train import ROOT, refused, run
 
 from amdim_tf import (
     charts,
@@ -19,10 +24,13 @@ from amdim_tf import (
     figures,
     heat_maps,
     pair_figures,
+    policies,
     retrieval_figure,
+    sources,
     training_loop,
 )
 from amdim_tf import config as config_lib
+from amdim_tf.errors import UserError
 from amdim_tf.figures import FIGURES, FigureSettings
 from amdim_tf.retrieval_figure import Gallery
 
@@ -40,6 +48,80 @@ def test_sheet_shows_pairs_side_by_side():
         assert first.std() > 5
     augmented = figures.views_sheet(config_lib.make({"dataset": "scenes", "batch_size": 8}), 5)
     assert np.any(augmented[1:97, 1:97] != augmented[1:97, 97:193])
+
+
+def _folder(root, **counts):
+    """A configuration for a folder with so many small images in each split."""
+    for split, count in counts.items():
+        write_tree(root / split / "c", {f"{i}.jpg": picture(40, 40, i) for i in range(count)})
+    return config_lib.make({"dataset": "folder", "data_dir": str(root), "augmentation": "none"})
+
+
+def test_few_images(tmp_path):
+    config = _folder(tmp_path, train=3)
+    with pytest.raises(UserError, match=r"--pairs: expected at most 3, for 3 images. Received: 4"):
+        figures.views_sheet(config, 4)
+    source = sources.load(config.data, "train")
+    with pytest.raises(UserError, match=r"--rows: expected at most 1, for 3 images. Received: 2"):
+        figures._two_views(source, config, "rows", 2, images_each=2)
+    first, second = figures._two_views(source, config, "rows", 1)
+    assert first.shape == second.shape == (1, 128, 128, 3)
+
+
+def test_training_images_are_shown_only_where_there_are_no_others(tmp_path, capsys):
+    without = _folder(tmp_path / "without", train=3)
+    assert len(figures._test_source(without.data)) == 3
+    assert f"{tmp_path / 'without'} has no test images" in capsys.readouterr().out
+    broken = _folder(tmp_path / "broken", train=3)
+    (tmp_path / "broken" / "test").mkdir()
+    with pytest.raises(UserError, match="expected images"):
+        figures._test_source(broken.data)
+    _folder(tmp_path / "broken", test=2)
+    assert len(figures._test_source(broken.data)) == 2
+    assert capsys.readouterr().out == ""
+
+
+def _shown_settings(model_dir, *givens):
+    """The settings that the program makes of a run's and of given ones."""
+    code = (
+        "import json, sys; from amdim_tf import config, visualize;"
+        "made = (visualize.settings_of_run(sys.argv[1], each) for each in json.loads(sys.argv[2]));"
+        "print(json.dumps([config.settings_of(each) for each in made]))"
+    )
+    words = [sys.executable, "-c", code, str(model_dir), json.dumps(givens)]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(words, capture_output=True, text=True, env=env)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def _save_run(model_dir, **settings):
+    config = config_lib.make({"dataset": "folder", "data_dir": "photos", **settings})
+    model_dir.mkdir()
+    config_file.save(config, config_file.path_in(model_dir), {"classes": [], "starts": []})
+    return model_dir
+
+
+def test_flags_change_what_follows_from_them(tmp_path):
+    run = _save_run(tmp_path / "basic", policy="moved.json", flip=0.1)
+    policies.save(policies.load("randaugment(1,5)"), policies.path_in(run))
+    strong = {"augmentation": "strong"}
+    plain, other_policy, other_data, made_strong, brighter = _shown_settings(
+        run, {}, {"policy": "mine.json"}, {"dataset": "scenes"}, strong, {**strong, "lighting": 0.2}
+    )  # fmt: skip
+    assert plain["policy"] == str(run / "policy.json") and plain["data_dir"] == "photos"
+    assert other_policy["policy"] == "mine.json"
+    assert other_data["data_dir"] == "" and other_data["mean"] == plain["mean"]
+    for name, value in config_lib.STRONG_DEFAULTS.items():
+        assert made_strong[name] == (list(value) if isinstance(value, tuple) else value)
+    assert made_strong["flip"] == 0.1 and brighter["lighting"] == 0.2
+
+
+def test_another_augmentation_has_its_own_recipe(tmp_path):
+    run = _save_run(tmp_path / "strong", augmentation="strong", crop_scale=(0.4, 0.6))
+    same, basic = _shown_settings(run, {"augmentation": "strong"}, {"augmentation": "basic"})
+    assert same["crop_scale"] == [0.4, 0.6] and same["policy"] == "autoaugment_imagenet"
+    assert basic["crop_scale"] == [0.3, 1.0] and basic["policy"] == "" and basic["lighting"] == 0
 
 
 def _gallery(count=30, seed=0):
@@ -211,7 +293,7 @@ def test_program_draws_everything_the_same_way_twice(trained, tmp_path):
         ([], "--output_dir"),
         (["--output_dir=OUT", "--figures=heat"], "--figures"),
         (["--output_dir=OUT", "--figures=retrieval"], "--model_dir"),
-        (["--output_dir=OUT", "--pairs=30000"], "--batch_size"),
+        (["--output_dir=OUT", "--pairs=30000"], "--pairs: expected at most 20000"),
         (["--output_dir=OUT", "--model_dir=OUT"], "config.json"),
         (["--output_dir=OUT", "--policy=nothing"], "--policy"),
     ],

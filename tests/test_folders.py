@@ -12,7 +12,7 @@ from pictures import encoded, picture, write_tree
 from amdim_tf import config as config_lib
 from amdim_tf import input_pipeline, sources
 from amdim_tf.errors import UserError
-from amdim_tf.examples import ArraySource, EncodedSource
+from amdim_tf.examples import ArraySource, EncodedSource, subset
 from amdim_tf.folders import image_files
 
 
@@ -71,6 +71,43 @@ def test_tree_without_labels(tmp_path):
     assert {int(source.read(np.int64(i))[1]) for i in range(3)} == {-1}
     with pytest.raises(UserError, match="without splits"):
         _load(tmp_path, "test")
+
+
+def test_images_without_class_folders_have_no_labels(tmp_path, capsys):
+    source = _load(write_tree(tmp_path, {"train/1.jpg": _photo(), "train/2.jpg": _photo(1)}))
+    assert len(source) == 2 and source.class_names == ()
+    assert capsys.readouterr().err == ""
+
+
+def test_a_stray_image_does_not_take_the_labels_of_the_others(tmp_path, capsys):
+    source = _load(_class_tree(tmp_path, **{"train/stray.jpg": _photo(8)}))
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1 and lines[0].startswith(f"warning: {tmp_path / 'train/stray.jpg'}: ")
+    assert "Left out: 1 of 6 images" in lines[0]
+    assert [int(source.read(np.int64(i))[1]) for i in range(len(source))] == [0, 0, 1, 1, 2]
+    assert [pathlib.Path(source.name_of(i)).name for i in (0, 4)] == ["a.jpg", "e.webp"]
+
+
+def test_splits_that_there_are(tmp_path):
+    whole = _config(_class_tree(tmp_path / "whole"))
+    part = _config(write_tree(tmp_path / "part", {"train/a/1.jpg": _photo()}))
+    assert sources.splits_of(whole.data) == ("labelled", "train", "test")
+    assert sources.splits_of(part.data) == ("labelled", "train")
+    (tmp_path / "part" / "test.records.json").write_text("{}")
+    assert "test" in sources.splits_of(part.data)
+    assert "test" in sources.splits_of(config_lib.make({"dataset": "scenes"}).data)
+
+
+def test_bad_images_of_a_part_are_counted_against_the_part(tmp_path):
+    files = {f"{number:03d}.jpg": b"no picture" for number in range(3)}
+    files |= {f"{number:03d}.jpg": _photo(number % 5) for number in range(3, 63)}
+    source = _load(write_tree(tmp_path, files))
+    part = subset(source, np.array([62, 1, 30, 31]))
+    batches = input_pipeline.evaluation_batches(part, _config(tmp_path), 4)
+    assert [len(labels) for _, labels in batches] == [3]
+    assert [pathlib.Path(name).name for name in part.skipped.names] == ["001.jpg"]
+    with pytest.raises(UserError, match="at most 5% of 4 images"):
+        part.skipped.check()
 
 
 def test_small_images_are_kept_in_memory(tmp_path):

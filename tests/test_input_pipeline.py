@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from amdim_tf import config as config_lib
 from amdim_tf import input_pipeline
@@ -66,6 +67,17 @@ def test_shapes_are_static():
     dataset = input_pipeline.training_batches(_source(), _config(), 0, 1)
     assert dataset.element_spec["view1"].shape == (8, 32, 32, 3)
     assert dataset.element_spec["label"].shape == (8,)
+
+
+def test_images_in_memory_stay_off_the_gpu():
+    placement = tf.config.get_soft_device_placement()
+    tf.config.set_soft_device_placement(False)
+    try:
+        with tf.device("GPU:0"):  # where constants go by default, on a machine that has one
+            images, labels = input_pipeline._constants(_source())
+    finally:
+        tf.config.set_soft_device_placement(placement)
+    assert "CPU:0" in images.device and "CPU:0" in labels.device
 
 
 def test_batch_larger_than_the_data():

@@ -36,6 +36,19 @@ def test_encode_names_every_output(size):
     np.testing.assert_array_equal(encoded["phi1"], encoded["f1"])
 
 
+@pytest.mark.parametrize("task, untouched", [("5to5", 3), ("7to7", 5), ("5to7", 3), ("7to1", 0)])
+def test_a_task_without_f1_leaves_the_stages_above_it_alone(task, untouched):
+    model = make_model(tasks=(task,), warmup_steps=0)
+    before = [variable.numpy() for variable in model.encoder.trainable_variables]
+    logs = tf.function(model.train_step)(make_batch())
+    assert float(logs["nonfinite"]) == 0
+    for value, variable in zip(before, model.encoder.trainable_variables, strict=True):
+        stage = variable.path.split("/")[2]
+        sides = {"block_5": 5, "block_3": 3, "top": 1, "norm_1": 1}
+        moved = bool(np.any(variable.numpy() != value))
+        assert moved == (sides.get(stage, 7) > untouched), variable.path
+
+
 def test_a_step_moves_every_weight_and_statistic():
     model = make_model(use_bn=True, warmup_steps=0)
     before = {variable.path: variable.numpy() for variable in model.variables}

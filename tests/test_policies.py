@@ -200,6 +200,15 @@ def test_round_trip(name, tmp_path):
     assert set(json.loads(path.read_text())) - {"picks"} == set(VALID)
 
 
+def test_a_run_has_its_own_copy(tmp_path):
+    assert policies.of_run("", tmp_path) == ""
+    assert policies.of_run("mine.json", tmp_path) == "mine.json"
+    kept = policies.load("randaugment(1,5)")
+    policies.save(kept, policies.path_in(tmp_path))
+    assert policies.of_run("", tmp_path) == ""
+    assert policies.load(policies.of_run("moved/mine.json", tmp_path)) == kept
+
+
 def test_save_leaves_nothing_half_written(tmp_path):
     (tmp_path / "policy.json").mkdir()  # a file cannot replace it
     with pytest.raises(UserError, match=r"policy\.json: expected a file that can be written"):

@@ -34,7 +34,7 @@ def test_statistics_are_the_mean_over_whole_batches():
     layer.call = lambda inputs, **options: (
         seen.append(inputs.numpy()) or original(inputs, **options)
     )
-    recalibrate(model, source, CONFIG, 550)  # two batches of 250
+    recalibrate(model, source, CONFIG, 550, 0)  # two batches of 250
     assert [len(batch) for batch in seen] == [250, 250]
     flat = [batch.reshape(-1, batch.shape[-1]) for batch in seen]
     mean = np.mean([batch.mean(axis=0) for batch in flat], axis=0)
@@ -47,13 +47,23 @@ def test_statistics_are_the_mean_over_whole_batches():
 def test_nothing_else_changes():
     source, model = _source(300), build_model(CONFIG, 0)
     before = [variable.numpy() for variable in model.trainable_variables]
-    recalibrate(model, source, CONFIG, 300)
+    recalibrate(model, source, CONFIG, 300, 0)
     for variable, value in zip(model.trainable_variables, before, strict=True):
         np.testing.assert_array_equal(variable.numpy(), value)
     features = model.encode(views.evaluation_view(CONFIG.views, source.images, 32))["f1"].numpy()
     assert np.abs(features.mean(axis=0)).max() < 0.2
 
 
+def test_images_of_every_class_count_for_encoder_and_embeddings():
+    source, model = _source(1000), build_model(CONFIG, 0)
+    source.images[:500] //= 8  # a dark class comes first, as in a folder
+    recalibrate(model, source, CONFIG, 250, 0)
+    outputs = model.encode(views.evaluation_view(CONFIG.views, source.images, 32))
+    for name in ("f1", "phi5", "phi7"):  # each is what a batch norm gives
+        means = outputs[name].numpy().reshape(-1, 16).mean(axis=0)
+        assert np.abs(means).max() < 0.2, name
+
+
 def test_less_than_a_batch_is_refused():
     with pytest.raises(UserError, match="at least 250"):
-        recalibrate(build_model(CONFIG, 0), _source(300), CONFIG, 200)
+        recalibrate(build_model(CONFIG, 0), _source(300), CONFIG, 200, 0)

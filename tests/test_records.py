@@ -3,6 +3,8 @@
 import json
 import os
 import pathlib
+import resource
+import struct
 import subprocess
 import sys
 
@@ -14,7 +16,9 @@ from amdim_tf import config as config_lib
 from amdim_tf import input_pipeline, records, sources
 from amdim_tf.errors import UserError
 
-ROOT = pathlib.Path(__file__).parent.parent
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.append(str(ROOT / "tools"))
+import prepare_folder  # noqa: E402
 
 
 def _prepare(*flags, code=0):
@@ -40,16 +44,17 @@ def _config(root):
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory):
+    """A directory with photos/ and, of the same, packed/."""
     root = tmp_path_factory.mktemp("pack")
     _photos(root / "photos")
     flags = [f"--data_dir={root / 'photos'}", f"--output_dir={root / 'packed'}"]
     done = _prepare(*flags, "--shard_images=4")
     assert "Packed train, test" in done.stdout
-    return root, flags
+    return root
 
 
 def test_packed_equals_the_folder(packed):
-    root, _ = packed
+    root = packed
     folder, shards = (
         sources.load(_config(root / name).data, "train") for name in ("photos", "packed")
     )
@@ -58,6 +63,8 @@ def test_packed_equals_the_folder(packed):
     for index in range(11):
         one, other = (source.read(np.int64(index)) for source in (folder, shards))
         assert one[0].numpy() == other[0].numpy() and int(one[1]) == int(other[1])
+        place = os.path.relpath(folder.name_of(index), root / "photos")
+        assert shards.name_of(index) == str(root / "packed" / place)
     one, other = (
         next(iter(input_pipeline.training_batches(source, _config(root), 1, 2)))
         for source in (folder, shards)
@@ -67,28 +74,38 @@ def test_packed_equals_the_folder(packed):
 
 
 def test_stopped_packing_goes_on(packed):
-    root, flags = packed
-    output = root / "packed"
+    root, output = packed, packed / "packed"
     before = {path.name: path.read_bytes() for path in output.iterdir()}
     shards = sorted(output.glob("train-*.tfrecord"))
     kept = shards[0].stat().st_mtime_ns
     shards[1].rename(f"{shards[1]}.partial")
     (output / f"{shards[1].name}.partial").write_bytes(b"half of it")
     (output / "train.records.json").unlink()
-    _prepare(*flags, "--shard_images=4")
+    prepare_folder.pack(root / "photos", output, 4)
     assert {path.name: path.read_bytes() for path in output.iterdir()} == before
     assert shards[0].stat().st_mtime_ns == kept
 
 
 def test_packing_other_files_into_the_same_place_is_refused(packed):
-    _, flags = packed
-    done = _prepare(*flags, "--shard_images=5", code=2)
-    assert done.stderr.count("\n") == 1 and "--output_dir" in done.stderr
+    with pytest.raises(UserError, match="--output_dir: expected an empty directory"):
+        prepare_folder.pack(packed / "photos", packed / "packed", 5)
+
+
+def test_a_full_disk_is_one_line_and_leaves_no_half_shard(tmp_path):
+    write_tree(tmp_path / "in", {"a.png": encoded(picture(), "PNG")})
+    partial = tmp_path / "out" / "train-00000-of-00001.tfrecord.partial"
+    partial.parent.mkdir()
+    partial.symlink_to("/dev/full")
+    with pytest.raises(UserError, match=r"--output_dir: .*No space left on device") as error:
+        prepare_folder.pack(tmp_path / "in", tmp_path / "out", 1000)
+    assert "\n" not in str(error.value)
+    assert [path.name for path in partial.parent.iterdir()] == ["train.listing"]
+    prepare_folder.pack(tmp_path / "in", tmp_path / "out", 1000)
+    assert len(records.read_index(tmp_path / "out", "train")) == 1
 
 
 def test_damaged_shards_and_lists(packed, tmp_path):
-    root, _ = packed
-    for path in (root / "packed").iterdir():
+    for path in (packed / "packed").iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     shard = sorted(tmp_path.glob("train-*.tfrecord"))[0]
     shard.write_bytes(shard.read_bytes()[:-10])
@@ -102,6 +119,9 @@ def test_damaged_shards_and_lists(packed, tmp_path):
         listing.write_text(text)
         with pytest.raises(UserError, match="prepare_folder"):
             sources.load(_config(tmp_path).data, "train")
+    listing.write_text(json.dumps({"files": [], "class_names": [], "names": ["a.jpg"]}))
+    with pytest.raises(UserError, match="name for each of the 0 images"):
+        sources.load(_config(tmp_path).data, "train")
     # A list cannot lead out of its directory.
     listing.write_text(json.dumps({"files": ["../../etc/passwd"], "class_names": []}))
     with pytest.raises(UserError, match=str(tmp_path / "passwd")):
@@ -118,13 +138,31 @@ def test_record_bytes(tmp_path):
             writer.write(record)
     index = records.scan([str(path)], ())
     assert [index.read(number) for number in (2, 0, 1)] == [contents[2], contents[0], contents[1]]
+    assert index.name_of(1) == f"{path}, byte {12 + 4 + 12}"
+
+
+def test_more_shards_than_files_may_be_open(tmp_path):
+    """ImageNet has 1024 shards, and a process usually may have 1024 files open."""
+    most = 10 + max(int(name) for name in os.listdir("/proc/self/fd"))
+    paths = [tmp_path / f"{number:04d}" for number in range(most)]
+    for path in paths:
+        path.write_bytes(struct.pack("<QI", 4, 0) + path.name.encode() + b"sums")
+    index = records.scan(list(map(str, paths)), ())
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, limits[1]))
+    try:
+        contents = [index.read(number) for number in range(most)]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert contents == [path.name.encode() for path in paths]
 
 
 def test_mistakes(tmp_path):
-    assert "--data_dir" in _prepare(f"--output_dir={tmp_path}", code=2).stderr
-    done = _prepare(f"--data_dir={tmp_path / 'no'}", f"--output_dir={tmp_path}", code=2)
-    assert done.stderr.count("\n") == 1 and str(tmp_path / "no") in done.stderr
+    done = _prepare(f"--output_dir={tmp_path}", code=2)
+    assert done.stderr.count("\n") == 1 and "--data_dir" in done.stderr
+    with pytest.raises(UserError, match=str(tmp_path / "no")):
+        prepare_folder.pack(tmp_path / "no", tmp_path, 1000)
     write_tree(tmp_path / "in", {"a.png": encoded(picture(), "PNG")})
     (tmp_path / "file").write_text("")
-    done = _prepare(f"--data_dir={tmp_path / 'in'}", f"--output_dir={tmp_path / 'file'}", code=2)
-    assert done.stderr.count("\n") == 1 and "--output_dir" in done.stderr
+    with pytest.raises(UserError, match="--output_dir"):
+        prepare_folder.pack(tmp_path / "in", tmp_path / "file", 1000)

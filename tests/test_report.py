@@ -2,6 +2,7 @@
 
 import html.parser
 import json
+import pathlib
 import shutil
 import subprocess
 import sys
@@ -12,11 +13,14 @@ from test_train import ROOT
 from amdim_tf import config as config_lib
 from amdim_tf import config_file
 
+sys.path.append(str(ROOT / "tools"))
+import report as report_tool
+
 HOSTILE = "<script>alert(1)</script>|x"
 
 
-def _write_run(directory, accuracy):
-    settings = {"dataset": "scenes", "ndf": 4, "n_rkhs": 16, "n_depth": 1, "learning_rate": 1e-3}
+def _write_run(directory, accuracy, **settings):
+    settings = {"ndf": 4, "n_rkhs": 16, "n_depth": 1, "learning_rate": 1e-3, **settings}
     path = config_file.path_in(directory)
     path.parent.mkdir(parents=True)
     config_file.save(config_lib.make(settings), path, {"classes": ["a", "b"]})
@@ -62,6 +66,25 @@ def test_markdown_has_runs_paper_curves_and_commands(report):
         if line.startswith("!["):
             assert (report / line.rpartition("(")[2].rstrip(")")).stat().st_size > 1000
     assert text.count("![") == 5
+
+
+def test_runs_of_one_name_stay_apart(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    paths = [pathlib.Path(name) for name in ("a/base", "b/base", "wide")]
+    for path in paths:
+        _write_run(path, 0.5)
+    runs = report_tool.read_runs([*paths, paths[0]])
+    assert [run.label for run in runs] == ["a/base", "b/base", "wide"]
+    monkeypatch.chdir(tmp_path / "wide")
+    assert report_tool.read_runs([pathlib.Path(".")])[0].label == "wide"
+
+
+def test_a_command_has_steps_or_epochs(tmp_path):
+    settings = {"epochs": 7.0, "train_steps": 90, "milestones": (2.0, 3.0)}
+    (run,) = report_tool.read_runs([_write_run(tmp_path / "run", 0.5, **settings)])
+    command = report_tool.training_command(run)
+    assert "--train_steps=90" in command and "--epochs" not in command
+    assert "--milestones=2.0,3.0 " in command
 
 
 def test_page_loads_nothing_and_escapes_names(report):

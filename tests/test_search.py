@@ -1,6 +1,7 @@
 """Similarity search: the index, exact neighbours, the picture, and mistakes."""
 
 import json
+import pathlib
 import shutil
 
 import numpy as np
@@ -136,6 +137,29 @@ def test_an_earlier_index_is_replaced(place, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["index"]
 
 
+def test_a_failed_rename_leaves_the_earlier_index(place, tmp_path, monkeypatch):
+    target, rename = shutil.copytree(place / "index", tmp_path / "index"), pathlib.Path.rename
+
+    def failing(path, other):
+        if path.name == "new":
+            raise OSError(28, "No space left on device")
+        return rename(path, other)
+
+    monkeypatch.setattr(pathlib.Path, "rename", failing)
+    with pytest.raises(UserError, match=r"--index: .*\(No space left on device\)"):
+        search_index.build(place / "f", target)
+    assert len(search_index.load(target).vectors) == 30
+    assert [path.name for path in tmp_path.iterdir()] == ["index"]
+
+
+def test_an_index_that_a_killed_run_had_moved_aside_comes_back(place, tmp_path):
+    scratch = tmp_path / "index.partial"
+    shutil.copytree(place / "index", scratch / "replaced")
+    search_index._clear_leftovers(scratch, tmp_path / "index")
+    assert len(search_index.load(tmp_path / "index").vectors) == 30
+    assert not scratch.exists()
+
+
 @pytest.mark.parametrize(
     "name, received",
     [("f/index", "outside --output"), ("data/index", "outside --data_dir"), ("data", "data_dir")],
@@ -161,13 +185,17 @@ def test_an_index_needs_f1(place):
         search_index.check_request(place / "new", request)
 
 
-@pytest.mark.parametrize("damage", ["missing", "text", "short", "pickle"])
+@pytest.mark.parametrize("damage", ["missing", "text", "short", "pickle", "facts"])
 def test_a_damaged_index_is_refused(damage, place, tmp_path):
     index = shutil.copytree(place / "index", tmp_path / "index")
     if damage == "missing":
         (index / "index.json").unlink()
     elif damage == "text":
         (index / "index.json").write_text("no JSON")
+    elif damage == "facts":
+        facts = json.loads((index / "index.json").read_text())
+        facts["saved_model"] = None
+        (index / "index.json").write_text(json.dumps(facts))
     elif damage == "short":
         np.save(index / "vectors.npy", _vectors(place)[:-1])
     else:

@@ -12,6 +12,7 @@ from test_train import run
 
 from amdim_tf import (
     cells,
+    checkpoints,
     evaluation,
     masked_images,
     segmentation,
@@ -198,6 +199,20 @@ def test_the_probe_writes_table_and_json(trained, capsys):
     assert found["7x7"]["kmeans_colours"]["adjusted_rand_index"] > 0.4
     assert 0.05 < results["bag_of_features"]["accuracy"] < 1
     assert "bag_of_features" in printed
+
+
+def test_images_with_one_segment_are_not_counted(tmp_path):
+    images, masks = _folder(tmp_path)
+    settings = {"ndf": 4, "n_rkhs": 16, "n_depth": 1, "image_size": 32, "mixture_components": 3}
+    config = config_lib.make({**settings, "dataset": "folder", "data_dir": str(images)})
+    model = checkpoints.build_model(config, 0)
+    blank = encoded(Image.new("RGB", (40, 36)), "PNG")
+    (masks / "a" / "1.png").write_bytes(blank)
+    found = segmentation_probe.evaluate(model, config, str(masks), 0)
+    assert found["images"] == 1 and 0 < found["upsampled"]["mixture"]["iou"] <= 1
+    (masks / "a" / "0.png").write_bytes(blank)
+    with pytest.raises(UserError, match=r"at least 2 segments\. Received: 2 that show"):
+        segmentation_probe.evaluate(model, config, str(masks), 0)
 
 
 @pytest.mark.slow

@@ -169,6 +169,20 @@ def test_a_run_that_began_here_can_be_exported(tmp_path):
     assert_same(read_all(tmp_path / "b.npz"), back)
 
 
+def test_no_clipping_stays_no_clipping(tmp_path):
+    settings = {"ndf": 4, "n_rkhs": 32, "n_depth": 2, "dataset": "cifar10", "score_clip": 0.0}
+    config, classes = config_lib.make(settings), {"classes": list("0123456789")}
+    (tmp_path / "run").mkdir()
+    config_file.save(config, config_file.path_in(tmp_path / "run"), classes)
+    model = checkpoints.build_model(config, 10)
+    assert export_tool.hyperparameters_of(model)["tclip"] is None
+    checkpoints.Checkpoints(tmp_path / "run", model).save(5)
+    export_tool.export_checkpoint(str(tmp_path / "run"), str(tmp_path / "a.npz"))
+    import_tool.import_checkpoint(str(tmp_path / "a.npz"), str(tmp_path / "again"), {})
+    again, _ = config_file.load(config_file.path_in(tmp_path / "again"))
+    assert again.model.score_clip == 0
+
+
 def test_verify_refuses_other_embeddings(tmp_path):
     other = tmp_path / "other.npz"
     golden = Golden("reference_32")

@@ -1,13 +1,21 @@
 """Views: what is drawn, what is shared, what is applied, against the recipe."""
 
 import dataclasses
+import pathlib
+import random
+import sys
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from PIL import Image
 
 from amdim_tf import config as config_lib
-from amdim_tf import policies, views
+from amdim_tf import image_ops, policies, views
+from amdim_tf.policy_tables import OPERATIONS, Policy, Step
+
+sys.path.append(str(pathlib.Path(__file__).resolve().parent.parent / "tools"))
+import pillow_views
 
 BATCH = 4000
 CIFAR = config_lib.make({"dataset": "cifar10"}).views
@@ -196,3 +204,42 @@ def test_policy_is_applied_to_each_view_by_itself():
     np.testing.assert_array_equal(
         np.all(view != images[100:200], axis=(1, 2, 3)), inverted[0][100:200]
     )
+
+
+def _policy(*operations, picks=1):
+    return Policy(tuple((Step(name, 1.0, 0.9),) for name in operations), picks)
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_pillows_views_do_every_operation(operation):
+    """The yardstick of the input benchmark does the same work."""
+    config = config_lib.make({"dataset": "cifar10", "augmentation": "strong"})
+    pixels = _images(1, 32, 32)[0].numpy()
+    both = pillow_views.two_views(pixels, config, _policy(operation), random.Random(0))
+    assert [view.shape for view in both] == [(32, 32, 3)] * 2
+
+
+def test_pillows_policy_picks_as_many_sub_policies_as_ours():
+    image = Image.fromarray(_images(1, 32, 32)[0].numpy())
+    for picks in (1, 2, 3):
+        made = pillow_views._apply_policy(image, _policy("invert", picks=picks), random.Random(0))
+        expected = np.asarray(image) if picks == 2 else 255 - np.asarray(image)
+        np.testing.assert_array_equal(np.asarray(made), expected)
+
+
+def test_pillows_lighting_and_cutout_are_ours():
+    pixels = _images(1, 32, 32)
+    image, alphas = Image.fromarray(pixels[0].numpy()), [0.3, -0.2, 0.4]
+    ours = image_ops.pca_lighting(tf.cast(pixels, tf.float32), tf.constant([alphas]))[0]
+    assert np.abs(ours - np.asarray(pillow_views._light(image, alphas))).max() <= 1
+    config = config_lib.make(
+        {"augmentation": "strong", "policy": "", "grayscale": 0.0, "flip": 0.0}
+    )
+    plain = dataclasses.replace(config, views=dataclasses.replace(config.views, lighting=0.0))
+    lit, unlit = (
+        pillow_views.two_views(pixels[0].numpy(), each, None, random.Random(0))[0]
+        for each in (config, plain)
+    )
+    assert np.abs(lit - unlit).mean() > 0.01
+    grey = np.asarray(pillow_views._cutout(Image.new("RGB", (20, 30)), 0.2, random.Random(0)))
+    assert set(np.unique(grey)) == {0, 128} and 6 <= (grey[..., 0] == 128).sum() <= 16

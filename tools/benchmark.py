@@ -74,7 +74,7 @@ def main(suite: str) -> None:
     from benchmarks import checkpoints, extract, input, memory, probes, train, workers
 
     options = cli_flags.FLAGS
-    given = [word for word in sys.argv[1:] if word.startswith("--")]
+    given = [word for word in sys.argv[1:] if word != suite]
     {
         "train": lambda: train.run(config, options.steps),
         "input": lambda: input.run(config, options.seconds, options.batches),

@@ -52,7 +52,7 @@ def hyperparameters_of(model) -> dict:
         "ndf": settings.ndf,
         "n_classes": model.classes,
         "n_rkhs": settings.n_rkhs,
-        "tclip": settings.score_clip,
+        "tclip": settings.score_clip or None,  # theirs divides by a number, and None is no clipping
         "n_depth": settings.n_depth,
         "encoder_size": model.image_size,
         "use_bn": settings.use_bn,
@@ -60,7 +60,8 @@ def hyperparameters_of(model) -> dict:
 
 
 def write_npz(path: pathlib.Path, state: dict[str, np.ndarray], hyperparameters: dict) -> None:
-    """The golden format."""
+    """The golden format, which has no None: without clipping, tclip is 0."""
+    hyperparameters = {**hyperparameters, "tclip": hyperparameters["tclip"] or 0.0}
     with path.open("wb") as file:
         np.savez(
             file,

@@ -25,6 +25,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from typing import IO
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
@@ -63,11 +64,9 @@ def command(model_dir: pathlib.Path, data_dir: pathlib.Path, steps: int, *more: 
     ]  # fmt: skip
 
 
-def start(words: list[str]) -> subprocess.Popen:
-    """Starts a command with its messages caught."""
-    return subprocess.Popen(
-        words, cwd=ROOT, text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-    )
+def start(words: list[str], errors: int | IO[str] = subprocess.PIPE) -> subprocess.Popen:
+    """Starts a command with its messages caught, in a file if nobody is to read them meanwhile."""
+    return subprocess.Popen(words, cwd=ROOT, text=True, stdout=subprocess.DEVNULL, stderr=errors)
 
 
 def finish(words: list[str]) -> None:
@@ -161,6 +160,11 @@ def _usage(process: subprocess.Popen) -> tuple[float, int, int]:
 def _medians(samples, first: float, last: float) -> list[float]:
     """The medians of each resource over the steps first..last."""
     chosen = [usage for step, usage in samples if first <= step < last]
+    if not chosen:
+        raise UserError(
+            f"--soak_steps: expected a run long enough to be seen between its steps {first:.0f} "
+            f"and {last:.0f}. Received: a shorter one. Raise it."
+        )
     return [statistics.median(column) for column in zip(*chosen, strict=True)]
 
 
@@ -170,14 +174,16 @@ def soak(folder: pathlib.Path) -> None:
     steps = cli_flags.FLAGS.soak_steps
     words = command(folder / "run", folder / "images", steps, "--checkpoint_steps=20")
     samples: list[tuple[int, tuple[float, int, int]]] = []
-    process = start(words)
-    while process.poll() is None:
-        step = newest_step(folder / "run")
-        if step and step < 0.98 * steps:
-            samples.append((step, _usage(process)))
-        time.sleep(0.5)
-    if process.returncode:
-        raise UserError(f"expected the run to finish. Received: {process.stderr.read()}")
+    with tempfile.TemporaryFile("w+") as errors:
+        process = start(words, errors)
+        while process.poll() is None:
+            step = newest_step(folder / "run")
+            if step and step < 0.98 * steps:
+                samples.append((step, _usage(process)))
+            time.sleep(0.5)
+        errors.seek(0)
+        if process.returncode:
+            raise UserError(f"expected the run to finish. Received: {errors.read()}")
     early, late = (_medians(samples, share * steps, (share + 0.1) * steps) for share in (0.2, 0.88))
     growth = late[0] / early[0] - 1
     print(

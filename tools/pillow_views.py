@@ -4,13 +4,14 @@ A yardstick for `tools/benchmark.py input`: the same work as views.py, in the wa
 """
 
 import io
+import itertools
 import math
 import random
 
 import numpy as np
 from PIL import Image, ImageEnhance, ImageOps
 
-from amdim_tf import policy_tables
+from amdim_tf import image_ops, policies, policy_tables
 from amdim_tf.config import Config
 
 
@@ -59,18 +60,37 @@ def _jitter(image, config: Config, rng: random.Random):
     return image
 
 
+def _light(image, alphas):
+    """PCA lighting, by numbers [3] that are drawn with the recipe's standard deviation."""
+    steps = 255 * np.float32(alphas) * np.float32(image_ops.PCA_EIGENVALUES)
+    lit = np.asarray(image) + np.float32(image_ops.PCA_EIGENVECTORS) @ steps  # [S, S, 3]
+    return Image.fromarray(np.clip(lit, 0, 255).astype(np.uint8))
+
+
 def _affine(image, coefficients):
     return image.transform(
-        image.size, Image.Transform.AFFINE, coefficients, fillcolor=(128, 128, 128)
+        image.size, Image.Transform.AFFINE, coefficients, fillcolor=policies.GREY
     )
 
 
+def _cutout(image, share: float, rng: random.Random):
+    """Paints a square, `share` of the shorter side, about a random centre."""
+    width, height = image.size
+    x, y = rng.uniform(0, width), rng.uniform(0, height)
+    half = share * min(width, height) / 2
+    box = [round(side) for side in (x - half, y - half, x + half, y + half)]
+    image = image.copy()
+    image.paste(policies.GREY, box)
+    return image
+
+
 _OPERATIONS = {
+    "identity": lambda image, p: image,
     "shear_x": lambda image, p: _affine(image, (1, p, 0, 0, 1, 0)),
     "shear_y": lambda image, p: _affine(image, (1, 0, 0, p, 1, 0)),
     "translate_x": lambda image, p: _affine(image, (1, 0, p * image.size[0], 0, 1, 0)),
     "translate_y": lambda image, p: _affine(image, (1, 0, 0, 0, 1, p * image.size[1])),
-    "rotate": lambda image, p: image.rotate(p, fillcolor=(128, 128, 128)),
+    "rotate": lambda image, p: image.rotate(p, fillcolor=policies.GREY),
     "autocontrast": lambda image, p: ImageOps.autocontrast(image),
     "invert": lambda image, p: ImageOps.invert(image),
     "equalize": lambda image, p: ImageOps.equalize(image),
@@ -81,15 +101,19 @@ _OPERATIONS = {
     "brightness": lambda image, p: ImageEnhance.Brightness(image).enhance(p),
     "sharpness": lambda image, p: ImageEnhance.Sharpness(image).enhance(p),
 }
-_SIGNED = {"shear_x", "shear_y", "translate_x", "translate_y", "rotate"}
 
 
 def _apply_policy(image, policy, rng: random.Random):
-    for step in rng.choice(policy.sub_policies):
-        if rng.random() < step.probability:
-            parameter = policy_tables.parameter(step.operation, step.level)
-            if step.operation in _SIGNED and rng.random() < 0.5:
-                parameter = -parameter
+    sub_policies = rng.choices(policy.sub_policies, k=policy.picks)
+    for step in itertools.chain.from_iterable(sub_policies):
+        if rng.random() >= step.probability:
+            continue
+        parameter = policy_tables.parameter(step.operation, step.level)
+        if step.operation in policy_tables.SIGNED and rng.random() < 0.5:
+            parameter = -parameter
+        if step.operation == "cutout":
+            image = _cutout(image, parameter, rng)
+        else:
             image = _OPERATIONS[step.operation](image, parameter)
     return image
 
@@ -111,6 +135,8 @@ def two_views(contents, config: Config, policy, rng: random.Random) -> list[np.n
             view = _apply_policy(view, policy, rng)
         if rng.random() < recipe.jitter_probability:
             view = _jitter(view, config, rng)
+        if recipe.lighting:
+            view = _light(view, [rng.gauss(0, recipe.lighting) for _ in range(3)])
         pixels = np.asarray(view)
         if rng.random() < recipe.grayscale:
             pixels = np.asarray(ImageOps.grayscale(view).convert("RGB"))

@@ -93,7 +93,7 @@ def make_plan(config: Config, device: Device, count: int, images: int) -> Plan:
     """The figures; `images` is the size of the data set."""
     import keras
 
-    from amdim_tf import blocked_nce, costs, distribution
+    from amdim_tf import blocked_nce, costs, distribution, microbatches
     from amdim_tf.model import AMDIM
 
     distribution.check_batch(config, count)
@@ -106,22 +106,23 @@ def make_plan(config: Config, device: Device, count: int, images: int) -> Plan:
     parameters = sum(math.prod(v.shape) for v in model.variables)
     flops = costs.step_flops(model, batch)
     per_image = 2 * width * _KEPT_TENSORS * costs.forward_elements(model)
-    at_a_time = min(config.distribution.microbatch or share, share)
+    at_a_time = microbatches.size_of(share, config.distribution.microbatch or share)
     consequents = sorted({parse_task(task)[1] for task in settings.tasks})
     local = 2 * sum(n * n for n in model.scales) * settings.n_rkhs  # numbers of one image pair
     targets = 2 * sum(m * m for m in consequents) * settings.n_rkhs
     # Embeddings and their gradient; of the global batch too where there are other replicas.
     embeddings = 2 * width * (local * share + (targets * batch if count > 1 else 0))
     shape = [batch, max(consequents) ** 2, settings.n_rkhs]
-    rows = blocked_nce.block_rows(config.distribution.nce_block, share, shape)
-    scores = _SCORE_TENSORS * 4 * rows * shape[0] * shape[1]
+    components = max(settings.mixture_components, 1)
+    rows = blocked_nce.block_rows(config.distribution.nce_block, share, shape, components)
+    scores = _SCORE_TENSORS * 4 * rows * components * shape[0] * shape[1]
     weights = 16 * parameters  # weight, gradient, and Adam's two moments
     if config.distribution.microbatch:
         weights += 4 * parameters  # the gradient's sum
     capacity = USABLE_MEMORY * device.memory * 2**30
     room = capacity - weights - embeddings - scores
     divisors = [n for n in range(1, share + 1) if share % n == 0 and n * per_image <= room]
-    steps = config.training.train_steps or math.ceil(config.training.epochs * (images // batch))
+    steps = config.training.total_steps(images)
     # A microbatch is embedded once more than a plain batch: 4 parts instead of 3.
     again = 4 / 3 if at_a_time < share else 1
     peak, utilization = (

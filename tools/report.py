@@ -54,12 +54,23 @@ class Run(NamedTuple):
     """What a model_dir holds."""
 
     directory: pathlib.Path
+    label: str  # its last name, or the whole path where another run has the same one
     settings: dict[str, Any]
     metrics: list[dict[str, str]]
     evaluations: dict[str, dict]  # by data set
 
 
-def read_run(directory: pathlib.Path) -> Run:
+def read_runs(directories: list[pathlib.Path]) -> list[Run]:
+    """Reads runs, each once, and gives each a label of its own."""
+    directories = list(dict.fromkeys(directories))
+    names = [directory.absolute().name for directory in directories]
+    return [
+        _read_run(directory, name if names.count(name) == 1 else str(directory))
+        for directory, name in zip(directories, names, strict=True)
+    ]
+
+
+def _read_run(directory: pathlib.Path, label: str) -> Run:
     """Reads config.json, metrics.csv and evaluation/*.json of a run."""
     config, _ = config_file.load(config_file.path_in(directory))
     evaluations = {}
@@ -75,7 +86,7 @@ def read_run(directory: pathlib.Path) -> Run:
     if metrics.exists():
         with metrics.open(newline="", errors="replace") as file:
             rows = list(csv.DictReader(file))
-    return Run(directory, config_lib.settings_of(config), rows, evaluations)
+    return Run(directory, label, config_lib.settings_of(config), rows, evaluations)
 
 
 def _read_json(path: pathlib.Path):
@@ -90,10 +101,11 @@ def _read_json(path: pathlib.Path):
 def training_command(run: Run) -> str:
     """A command that trains such a run: every setting that is not the data set's default."""
     defaults = config_lib.settings_of(config_lib.make({"dataset": run.settings["dataset"]}))
+    unused = {"epochs"} if run.settings["train_steps"] else set()  # train refuses both
     given = [
-        f"--{name}={','.join(map(str, value)) if isinstance(value, list | tuple) else value}"
+        f"--{name}={config_lib.shown(value)}"
         for name, value in run.settings.items()
-        if name == "dataset" or value != defaults[name]
+        if name == "dataset" or (value != defaults[name] and name not in unused)
     ]
     return shlex.join(["python", "-m", "amdim_tf.train", *given, f"--model_dir={run.directory}"])
 
@@ -107,7 +119,7 @@ def result_rows(runs: list[Run]) -> list[list[str]]:
     rows = []
     for run in runs:
         for dataset, found in run.evaluations.items():
-            sets = {f"{run.directory.name}, step {found['step']}": found}
+            sets = {f"{run.label}, step {found['step']}": found}
             sets |= {f"· {name}": value for name, value in found.get("baselines", {}).items()}
             for name, value in sets.items():
                 few = value.get("few_labels", {}).get("10%")
@@ -122,10 +134,10 @@ def setting_rows(runs: list[Run]) -> list[list[str]]:
     names = [
         name
         for name in runs[0].settings
-        if len({str(run.settings[name]) for run in runs}) > 1
+        if len({run.settings[name] for run in runs}) > 1
         or name in ("dataset", "image_size", "ndf", "n_rkhs", "n_depth", "batch_size")
     ]
-    return [[name, *(str(run.settings[name]) for run in runs)] for name in names]
+    return [[name, *(config_lib.shown(run.settings[name]) for run in runs)] for name in names]
 
 
 def draw(runs: list[Run], directory: pathlib.Path) -> dict[str, pathlib.Path]:
@@ -140,9 +152,9 @@ def draw(runs: list[Run], directory: pathlib.Path) -> dict[str, pathlib.Path]:
             pictures[caption] = directory / name
             charts.lines(series, x, y, caption, directory / name)
 
-    loss = {run.directory.name: _points(run.metrics, "step", "loss") for run in runs}
+    loss = {run.label: _points(run.metrics, "step", "loss") for run in runs}
     curves("Sum of the NCE losses in training", "loss.png", loss, "training step", "loss")
-    online = {run.directory.name: _points(run.metrics, "step", "linear_accuracy") for run in runs}
+    online = {run.label: _points(run.metrics, "step", "linear_accuracy") for run in runs}
     curves("Online linear accuracy, on training views", "online.png", online, "training step",
            "accuracy")  # fmt: skip
     for dataset in sorted({name for run in runs for name in run.evaluations}):
@@ -151,12 +163,12 @@ def draw(runs: list[Run], directory: pathlib.Path) -> dict[str, pathlib.Path]:
             history = evaluation_files.read_history(
                 run.directory / "evaluation" / f"{dataset}_history.csv"
             )
-            series[run.directory.name] = [
+            series[run.label] = [
                 (row["step"], 100 * row["linear"]) for row in history if "linear" in row
             ]
             confusion = run.evaluations.get(dataset, {}).get("linear", {}).get("confusion")
             if confusion:
-                caption = f"{run.directory.name} on {dataset}: confusion of the linear classifier"
+                caption = f"{run.label} on {dataset}: confusion of the linear classifier"
                 pictures[caption] = directory / f"confusion_{len(pictures)}.png"
                 classes = run.evaluations[dataset]["classes"]
                 charts.confusion_matrix(confusion, classes, pictures[caption])
@@ -190,7 +202,7 @@ def sections(runs: list[Run]) -> list[tuple[str, list[str], list[list[str]]]]:
             ["method", "ImageNet", "Places205"],
             [list(row) for row in _EARLIER],
         ),
-        ("Settings", ["setting", *(run.directory.name for run in runs)], setting_rows(runs)),
+        ("Settings", ["setting", *(run.label for run in runs)], setting_rows(runs)),
     ]
 
 
@@ -259,7 +271,7 @@ def main(*directories: str) -> None:
     """Reads the runs and writes the report."""
     if not directories:
         raise UserError("expected one model_dir or more beside the flags. Received: none.")
-    runs = [read_run(pathlib.Path(directory)) for directory in directories]
+    runs = read_runs([pathlib.Path(directory) for directory in directories])
     if not any(run.evaluations for run in runs):
         raise UserError(
             f"{directories[0]}/evaluation: expected results. Run amdim_tf.evaluate first."

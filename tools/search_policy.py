@@ -249,10 +249,8 @@ def load_images(config: config_lib.Config, classes: list[str], count: int, seed:
     Returns:
         (images uint8 [N, S, S, 3], labels int32 [N]); N is below `count` where there are fewer.
     """
-    import tensorflow as tf
-
     from amdim_tf import input_pipeline, sources, views
-    from amdim_tf.examples import ArraySource, SkippedImages
+    from amdim_tf.examples import subset
 
     source = sources.load(config.data, "labelled")
     if list(source.class_names) != classes:
@@ -260,25 +258,15 @@ def load_images(config: config_lib.Config, classes: list[str], count: int, seed:
             f"--data_dir: expected the {len(classes)} classes of the run, {tables.shown(classes)}. "
             f"Received: {config.data.data_dir} with {tables.shown(list(source.class_names))}."
         )
-    chosen = np.random.default_rng([_IMAGES_KEY, seed]).permutation(len(source))[:count]
-    if isinstance(source, ArraySource):
-        values = {"images": source.images[chosen], "labels": source.labels[chosen]}
-    else:
-        places = tf.constant(chosen)
-        values = {
-            "count": len(chosen),
-            "read": lambda index: source.read(places[index]),
-            "name_of": lambda index: source.name_of(int(chosen[index])),
-            "skipped": SkippedImages(len(chosen), config.data.max_bad_images),
-        }
-    subset = dataclasses.replace(source, **values)
+    order = np.random.default_rng([_IMAGES_KEY, seed]).permutation(len(source))
+    chosen = subset(source, order[:count])
     images, labels = [], []
-    with Progress(len(subset), "reading images", "image") as progress:
-        for normalized, numbers in input_pipeline.evaluation_batches(subset, config, _BATCH):
+    with Progress(len(chosen), "reading images", "image") as progress:
+        for normalized, numbers in input_pipeline.evaluation_batches(chosen, config, _BATCH):
             images.append(views.denormalize(config.views, normalized).numpy())
             labels.append(numbers.numpy())
             progress.advance(len(numbers))
-    subset.skipped.check()
+    chosen.skipped.check()
     return np.concatenate(images), np.concatenate(labels)
 
 

@@ -49,6 +49,18 @@ def memory_mib(which: str) -> float:
     raise UserError(f"/proc/self/status: expected a line {which}; only Linux has it.")
 
 
+def one_device(config):
+    """The devices of a benchmark of the step, which is about one."""
+    from amdim_tf import distribution
+
+    devices = distribution.resolve(config)
+    if not devices.one_device:
+        raise UserError(
+            f"--strategy: expected one device here. Received: {devices.replicas} replicas."
+        )
+    return devices
+
+
 def random_batch(config):
     """A batch of noise for the configured training step."""
     import tensorflow as tf

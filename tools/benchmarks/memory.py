@@ -6,6 +6,7 @@ imports, the weights' initialization or the inputs took is not in it.
 
 from __future__ import annotations
 
+import ctypes
 import pathlib
 import statistics
 import subprocess
@@ -19,6 +20,8 @@ _NCE = {"batch": 512, "large": 4096, "locations": 49, "channels": 1024}
 
 def peak_of(work) -> float:
     """MiB that `work` takes at its peak beyond what the process had before it."""
+    # What was freed goes back to the system: else the work could use it without being seen.
+    ctypes.CDLL(None).malloc_trim(0)
     before = measuring.memory_mib("VmRSS")
     pathlib.Path("/proc/self/clear_refs").write_text("5")  # begins a new peak
     work()
@@ -36,9 +39,9 @@ def in_own_process(*words: str) -> float:
 
 def step_peak(config) -> None:
     """Prints the peak of one training step, its first."""
-    from amdim_tf import distribution, stepping, training_loop
+    from amdim_tf import stepping, training_loop
 
-    devices = distribution.resolve(config)
+    devices = measuring.one_device(config)
     model = training_loop.compiled_model(config, measuring.CLASSES, per_epoch=1000, devices=devices)
     data, step = measuring.random_batch(config), stepping.step_function(model, devices)
     print(peak_of(lambda: step(data, False)["loss"].numpy()))

@@ -8,11 +8,11 @@ from benchmarks import measuring
 
 def run(config, steps: int) -> None:
     """Times the training step of the configured model."""
-    from amdim_tf import costs, distribution, stepping, training_loop
+    from amdim_tf import costs, stepping, training_loop
 
     size, batch = config.data.image_size, config.training.batch_size
     before = measuring.memory_mib("VmHWM")
-    devices = distribution.resolve(config)
+    devices = measuring.one_device(config)
     model = training_loop.compiled_model(config, measuring.CLASSES, 1000, devices)
     step, data = stepping.step_function(model, devices), measuring.random_batch(config)
 
