@@ -75,7 +75,6 @@ cli_flags.define_config_flags()
 def main() -> None:
     """Reads the flags and evaluates."""
     model_dir = cli_flags.require_model_dir("the directory of a training run")
-    cli_flags.check_flags_of_run(model_dir)
     cli_flags.import_tensorflow_quietly()
     from amdim_tf import evaluation
 
@@ -93,6 +92,7 @@ def main() -> None:
         seed=given.probe_seed,
         command=shlex.join(["python", "-m", "amdim_tf.evaluate", *sys.argv[1:]]),
     )
+    cli_flags.check_flags_of_run(model_dir)
     (evaluation.watch if given.watch else evaluation.evaluate)(settings)
 
 
