@@ -48,6 +48,15 @@ class Golden:
             variable.assign(from_reference_layout(self.state[name]))
 
 
+def pytest_unconfigure(config):
+    """Ends one of several test processes when it has reported everything.
+
+    Else Python would take apart, one by one and for minutes, all the graphs that tests have made.
+    """
+    if hasattr(config, "workerinput"):
+        os._exit(0)
+
+
 @pytest.fixture(params=GOLDEN)
 def golden(request):
     """Each golden file in turn, with a fresh model."""

@@ -23,7 +23,7 @@ from amdim_tf import config as config_lib
 BATCH, STEPS, CLASSES = 16, 3, 3
 COMMON = {
     "ndf": 4, "n_rkhs": 32, "n_depth": 1, "batch_size": BATCH, "warmup_steps": 0,
-    "learning_rate": 3e-4, "weight_decay": 0.05,
+    "learning_rate": 3e-4, "weight_decay": 0.05, "tasks": ["1to7", "5to5"],
 }  # fmt: skip
 
 
