@@ -140,6 +140,9 @@ def training_config(model_dir: str) -> Config:
     """
     given = given_settings()
     run = config_file.run_in(model_dir)
+    if run is None and "dataset" not in given and config_file.path_in(model_dir).exists():
+        # It was stopped before its first checkpoint.
+        return config_lib.update(config_file.load(config_file.path_in(model_dir))[0], given)
     if run is None:
         if "dataset" not in given:
             raise UserError(
@@ -188,6 +191,8 @@ def import_tensorflow_quietly() -> None:
     of standard error; every other line, and every warning or error, is passed on.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")  # for the notes of later compilations
+    # Everything but AMX, which some virtual machines announce and die of in bfloat16.
+    os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
     saved = os.dup(2)
     with tempfile.TemporaryFile() as notes:
         os.dup2(notes.fileno(), 2)

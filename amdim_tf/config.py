@@ -37,7 +37,11 @@ def _setting(default: Any, help: str, **limits: Any) -> Any:
 class DataConfig:
     """Which images."""
 
-    dataset: str = _setting("scenes", "Data set to learn from.")
+    dataset: str = _setting(
+        "scenes",
+        "Data set to learn from: scenes (built in), folder, places205, or of TensorFlow Datasets "
+        "cifar10, cifar100, stl10, imagenet2012.",
+    )
     data_dir: str = _setting(
         "", "Directory of the data set; the built-in one needs none.", changeable=True
     )

@@ -48,8 +48,8 @@ flags.DEFINE_float(
 flags.DEFINE_integer(
     "recalibrate_batch_norm",
     0,
-    "Measure batch-norm statistics on the evaluation views of this many training images first; 0: "
-    "keep the run's own.",
+    "Measure batch-norm statistics on the evaluation views of this many training images first, in "
+    "whole batches of 250; 0: keep the run's own.",
     lower_bound=0,
 )
 flags.DEFINE_integer(
@@ -92,6 +92,8 @@ def main() -> None:
         seed=given.probe_seed,
         command=shlex.join(["python", "-m", "amdim_tf.evaluate", *sys.argv[1:]]),
     )
+    if given.watch:
+        evaluation.wait_for_run(model_dir)
     cli_flags.check_flags_of_run(model_dir)
     (evaluation.watch if given.watch else evaluation.evaluate)(settings)
 

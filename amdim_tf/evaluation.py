@@ -105,6 +105,15 @@ def evaluate(settings: EvaluationSettings) -> dict[str, Any]:
     return _evaluate_step(settings, config, splits, model, step)
 
 
+def wait_for_run(model_dir: str) -> None:
+    """Returns when a training has written its settings."""
+    path = config_file.path_in(model_dir)
+    if not path.exists():
+        print(f"{path}: no run yet; waiting for one.")
+    while not path.exists():
+        time.sleep(1)
+
+
 def watch(settings: EvaluationSettings) -> None:
     """Evaluates each new checkpoint of a training until the run has reached its last step."""
     config = _evaluation_config(settings)

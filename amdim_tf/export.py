@@ -39,9 +39,6 @@ def main() -> None:
     cli_flags.check_flags_of_run(model_dir)
     # The LiteRT converter warns about options that it sets itself.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    if cli_flags.FLAGS.dtype == "bfloat16":
-        # Some virtual machines announce AMX and die of it; the check at the end needs no AMX.
-        os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
     cli_flags.import_tensorflow_quietly()
     import tensorflow as tf
 

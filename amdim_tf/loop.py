@@ -33,13 +33,17 @@ class Loop:
         restored: where the run stands.
         check_data: called now and then; raises where the images cannot be used.
         devices: what the steps run on. A worker that is not the chief writes nothing.
+        stop: the signals that ask it to stop.
     """
 
-    def __init__(self, model: AMDIM, config: Config, saved, log, restored, check_data, devices):
+    def __init__(
+        self, model: AMDIM, config: Config, saved, log, restored, check_data, devices,
+        stop: StopSignals,
+    ):  # fmt: skip
         self._model, self._config, self._training = model, config, config.training
         self._saved, self._log, self._check_data = saved, log, check_data
         self._mixture_watch = MixtureWatch(config.model.mixture_components, warn)
-        self._step, self._devices = restored.step, devices
+        self._step, self._devices, self._stop = restored.step, devices, stop
         self._nonfinite = int(restored.loop.get("nonfinite_steps", 0))
         self._window = Window(
             {
@@ -55,7 +59,8 @@ class Loop:
         """Makes a step of each batch, up to step `total`."""
         train_step = stepping.step_function(self._model, self._devices)
         profile = profiling.Profile(self._training.profile_steps, self._log)
-        with self._progress(total) as progress, StopSignals() as stop, profile:
+        stop = self._stop
+        with self._progress(total) as progress, profile:
             for number, batch in enumerate(batches):
                 if number == 0:
                     self._show_views(batch)
@@ -145,16 +150,18 @@ class Loop:
         go_on = f"--nonfinite=skip (--nonfinite_limit={limit} such steps)"
         if self._nonfinite > limit:
             go_on = f"a --nonfinite_limit above {limit}"
+        newest = self._saved.newest
+        whence = f"Last good checkpoint: {newest}. Go on from it" if newest else "Begin again"
         raise UserError(
-            f"step {self._step}: expected a finite loss and gradient. Received: {found}. Last good "
-            f"checkpoint: {self._saved.newest or 'none yet'}. Go on from it with {go_on}, or begin "
-            "again with a lower --learning_rate."
+            f"step {self._step}: expected a finite loss and gradient. Received: {found}. {whence} "
+            f"with {go_on}, or begin another run with a lower --learning_rate."
         )
 
 
 def _figures_line(figures: dict[str, float]) -> str:
     """Loss per task, online accuracies and speed, in few characters."""
-    parts = [f"{name[5:]} {figures[name]:.2f}" for name in figures if name.startswith("loss_")]
+    tasks = [name for name in figures if name.startswith("loss_") and name != "loss_scale"]
+    parts = [f"{name[5:]} {figures[name]:.2f}" for name in tasks]
     for name in ("linear", "mlp"):
         if not math.isnan(figures.get(f"{name}_accuracy", math.nan)):
             parts.append(f"{name} {100 * figures[f'{name}_accuracy']:.0f}%")

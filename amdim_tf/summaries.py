@@ -53,13 +53,13 @@ def average(columns: dict[str, np.ndarray]) -> dict[str, float]:
     """
     columns = dict(columns)
     none = np.zeros(len(next(iter(columns.values()))))
-    counts = {
-        f"{name}_steps": columns.pop(name, none)
-        for name in ("nonfinite", "overflow")
-        if name in columns or name == "nonfinite"
-    }
-    kept = sum(counts.values()) == 0
-    columns = {name: values[kept] for name, values in columns.items()}
+    nonfinite, overflow = columns.pop("nonfinite", none), columns.pop("overflow", None)
+    counts = {"nonfinite_steps": float(nonfinite.sum())}
+    kept = dict.fromkeys(columns, nonfinite == 0)
+    if overflow is not None:
+        counts["overflow_steps"] = float(overflow.sum())
+        kept["gradient_norm"] = (nonfinite == 0) & (overflow == 0)  # the loss was finite there
+    columns = {name: values[kept[name]] for name, values in columns.items()}
     labelled = columns.pop("labelled", np.zeros(1)).sum()
     means = {}
     for name, values in columns.items():
@@ -68,7 +68,7 @@ def average(columns: dict[str, np.ndarray]) -> dict[str, float]:
             means[name.replace("_correct", "_accuracy")] = float(accuracy)
         else:
             means[name] = float(values.mean()) if len(values) else math.nan
-    return {**means, **{name: float(steps.sum()) for name, steps in counts.items()}}
+    return means | counts
 
 
 class MetricsLog:

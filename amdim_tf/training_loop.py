@@ -29,6 +29,7 @@ from amdim_tf.examples import ArraySource, Source
 from amdim_tf.loop import Loop
 from amdim_tf.model import AMDIM
 from amdim_tf.optimizer import make_optimizer
+from amdim_tf.signals import StopSignals
 from amdim_tf.summaries import MetricsLog
 
 
@@ -42,6 +43,11 @@ def train(config: Config, model_dir) -> AMDIM:
     Returns:
         The trained model.
     """
+    with StopSignals() as stop:
+        return _train(config, model_dir, stop)
+
+
+def _train(config: Config, model_dir, stop: StopSignals) -> AMDIM:
     if config.training.deterministic:
         tf.config.experimental.enable_op_determinism()
     devices = distribution.resolve(config)
@@ -54,7 +60,7 @@ def train(config: Config, model_dir) -> AMDIM:
     # Nothing is written before all settings have been accepted, and by one worker only.
     try:
         with run_lock.held(model_dir) if devices.is_chief else contextlib.nullcontext():
-            _train_in(model_dir, config, model, source, policy, total, devices)
+            _train_in(model_dir, config, model, source, policy, total, devices, stop)
     except BrokenPipeError:  # of standard output
         raise
     except OSError as error:
@@ -67,7 +73,7 @@ def train(config: Config, model_dir) -> AMDIM:
 
 
 def _train_in(
-    model_dir, config: Config, model: AMDIM, source: Source, policy, total: int, devices
+    model_dir, config: Config, model: AMDIM, source: Source, policy, total: int, devices, stop
 ) -> None:
     """Goes on with the run in model_dir, or begins one."""
     training = config.training
@@ -97,13 +103,14 @@ def _train_in(
     batches = stepping.batches(source, config, devices, restored.step, total, policy)
     log = MetricsLog(model_dir, restored.step) if devices.is_chief else None
     try:
-        loop = Loop(model, config, saved, log, restored, check_data, devices)
+        loop = Loop(model, config, saved, log, restored, check_data, devices, stop)
         loop.run(_read(batches, check_data), total)
     finally:
         if log is not None:
             log.close()
+    program = "evaluate" if source.class_names else "export"  # without labels, nothing to measure
     say(
-        f"Trained. Files are in {model_dir}; next: python -m amdim_tf.evaluate "
+        f"Trained. Files are in {model_dir}; next: python -m amdim_tf.{program} "
         f"--model_dir={model_dir}"
     )
     if source.skipped.names:

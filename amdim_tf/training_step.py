@@ -232,7 +232,8 @@ class TrainingStep:
         shares = self._part(replicas.own_rows(summed, images))
         for view, share in zip(gradient.views, shares, strict=True):
             for scale_, value in share.items():
-                view[scale_] += tf.reshape(value, view[scale_].shape)
+                own = view[scale_]
+                view[scale_] = own + tf.cast(tf.reshape(value, own.shape), own.dtype)
         return logs, gradient, self._negatives_in(targets)
 
     def _negatives_in(self, views):
@@ -244,9 +245,13 @@ class TrainingStep:
         return sorted({parse_task(task)[1] for task in self._model.settings.tasks})
 
     def _join(self, views):
-        """All consequents of both views side by side, for one collective: [N, L, D]."""
+        """All consequents of both views side by side, for one collective: [N, L, D].
+
+        In float32, in which scores are computed: not every collective knows bfloat16.
+        """
         scales = self._consequent_scales()
-        return tf.concat([flat_locations(view[m]) for view in views for m in scales], axis=1)
+        parts = [flat_locations(view[m]) for view in views for m in scales]
+        return tf.cast(tf.concat(parts, axis=1), tf.float32)
 
     def _part(self, joined):
         """The inverse of `_join`: ({m: [N, S, D]}, {m: [N, S, D]})."""

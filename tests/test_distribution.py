@@ -61,6 +61,9 @@ PROCESSES = {
 }
 ALL_TASKS = {"tasks": ["1to5", "1to7", "5to5"]}
 PROCESSES["two"].append(("two_zero", None, {"replicas": 2, **ALL_TASKS}, {"zero": True}))
+PROCESSES["half_two"] = [
+    ("two_bfloat16", None, {"replicas": 2, "precision": "mixed_bfloat16", **SYNCHRONIZED})
+]
 PROCESSES["half"] = [
     ("bfloat16", None, {"precision": "mixed_bfloat16"}),
     ("float16", None, {"precision": "mixed_float16"}),
@@ -112,7 +115,7 @@ def results(tmp_path_factory):
                 stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
             )
             for environment in _environments(
-                2 if name.startswith("workers") else 1, HALF if name == "half" else QUICK_XLA
+                2 if name.startswith("workers") else 1, HALF if "half" in name else QUICK_XLA
             )
         ]  # fmt: skip
         for process in processes:
@@ -159,7 +162,7 @@ def test_negatives_come_from_all_replicas(results):
 @pytest.mark.slow
 def test_half_precision_stays_close(results):
     (expected,) = results["whole"]
-    for name, tolerance in (("bfloat16", 0.05), ("float16", 0.01)):
+    for name, tolerance in (("bfloat16", 0.05), ("two_bfloat16", 0.05), ("float16", 0.01)):
         (actual,) = results[name]
         np.testing.assert_allclose(actual["log/loss"], expected["log/loss"], rtol=tolerance)
         assert actual["amdim/encoder/stem/kernel"].dtype == np.float32

@@ -32,6 +32,8 @@ def _write_run(directory, accuracy, **settings):
         "dataset": "scenes", "step": 20, "classes": [HOSTILE, "b"], "linear": linear,
         "few_labels": {"10%": {"mean": 0.3, "std": 0.01}},
         "baselines": {"pixels": {"linear": {"accuracy": 0.111}}},
+        "bag_of_features": {"accuracy": 0.457},
+        "segmentation": {"7x7": {"mixture": {"adjusted_rand_index": 0.4061, "iou": 0.6}}},
         "command": "python -m amdim_tf.evaluate --model_dir=run",
     }  # fmt: skip
     evaluation = directory / "evaluation"
@@ -60,7 +62,17 @@ def report(tmp_path_factory):
 
 def test_markdown_has_runs_paper_curves_and_commands(report):
     text = (report / "report.md").read_text()
-    for part in ("52.3", "61.8", "11.1", "30.0 ± 1.0", "68.1", "CPC, huge", "--ndf=4"):
+    for part in (
+        "52.3",
+        "61.8",
+        "11.1",
+        "45.7",
+        "0.406",
+        "30.0 ± 1.0",
+        "68.1",
+        "CPC, huge",
+        "--ndf=4",
+    ):
         assert part in text
     for line in text.splitlines():
         if line.startswith("!["):

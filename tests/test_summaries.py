@@ -44,8 +44,9 @@ def test_average_of_figures_and_counts():
 def test_steps_that_are_not_finite_are_counted_and_left_out():
     columns = {"loss": np.array([1.0, np.nan, 2.0]), "nonfinite": np.array([0.0, 1.0, 0.0])}
     assert average(columns) == {"loss": 1.5, "nonfinite_steps": 1}
-    withheld = {"gradient_norm": np.array([1, np.inf]), "overflow": np.array([0.0, 1.0])}
-    assert average(withheld) == {"gradient_norm": 1, "nonfinite_steps": 0, "overflow_steps": 1}
+    columns = {"gradient_norm": np.array([1, np.inf]), "loss": np.array([3.0, 5.0])}
+    withheld = average({**columns, "overflow": np.array([0.0, 1.0])})
+    assert withheld == {"gradient_norm": 1, "loss": 4, "nonfinite_steps": 0, "overflow_steps": 1}
     none_left = average({"loss": np.array([np.inf]), "nonfinite": np.ones(1)})
     assert math.isnan(none_left["loss"]) and none_left["nonfinite_steps"] == 1
 

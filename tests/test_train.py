@@ -218,6 +218,13 @@ def _config_of(model_dir, *flags):
     return json.loads(done.stdout)
 
 
+def test_a_run_that_has_no_checkpoint_yet_keeps_its_settings(tmp_path):
+    config = config_lib.make({"dataset": "scenes", "ndf": 8, "train_steps": 100})
+    config_file.save(config, config_file.path_in(tmp_path), {"classes": []})
+    settings = _config_of(tmp_path)
+    assert (settings["ndf"], settings["train_steps"]) == (8, 100)
+
+
 def test_epochs_win_over_steps_that_were_saved(tmp_path):
     config = config_lib.make({"dataset": "scenes", "train_steps": 100})
     config_file.save(config, config_file.path_in(tmp_path), {"classes": []})

@@ -35,6 +35,7 @@ class Device(NamedTuple):
 
 DEVICES = {
     "v100": Device(15.7, 125.0, 16),
+    "v100_32gb": Device(15.7, 125.0, 32),
     "a100": Device(156.0, 312.0, 40),
     "h100": Device(494.0, 989.0, 80),
     "tpu_v3": Device(123.0, 123.0, 32),

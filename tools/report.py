@@ -124,9 +124,20 @@ def result_rows(runs: list[Run]) -> list[list[str]]:
             for name, value in sets.items():
                 few = value.get("few_labels", {}).get("10%")
                 share = f"{100 * few['mean']:.1f} ± {100 * few['std']:.1f}" if few else "-"
-                shown = [_percent(value, probe) for probe in ("linear", "mlp", "knn")]
-                rows.append([name, dataset, *shown, share])
+                probes = ("linear", "mlp", "knn", "bag_of_features")
+                rows.append([name, dataset, *(_percent(value, one) for one in probes), share])
     return rows
+
+
+def segmentation_rows(runs: list[Run]) -> list[list[str]]:
+    """A row for each way to divide the images of a data set, of the runs that have a mixture."""
+    return [
+        [run.label, dataset, method.replace("_", " "),
+         *(f"{measures[name]:.3f}" for name in ("adjusted_rand_index", "iou"))]
+        for run in runs
+        for dataset, found in run.evaluations.items()
+        for method, measures in found.get("segmentation", {}).get("7x7", {}).items()
+    ]  # fmt: skip
 
 
 def setting_rows(runs: list[Run]) -> list[list[str]]:
@@ -190,11 +201,16 @@ def _points(rows: list[dict[str, str]], x: str, y: str) -> list[tuple[float, flo
 
 def sections(runs: list[Run]) -> list[tuple[str, list[str], list[list[str]]]]:
     """The tables of the report: (title, head, rows)."""
-    return [
+    tables = [
         (
             "Results, % of test images",
-            ["features", "data", "linear", "MLP", "kNN (20)", "10% of labels"],
+            ["features", "data", "linear", "MLP", "kNN (20)", "bag of features", "10% of labels"],
             result_rows(runs),
+        ),
+        (
+            "Segmentation at 7x7",
+            ["run", "data", "regions by", "adjusted Rand index", "best-matching IoU"],
+            segmentation_rows(runs),
         ),
         ("The paper, %", ["model", "linear", "MLP"], [list(row) for row in _PAPER]),
         (
@@ -204,6 +220,7 @@ def sections(runs: list[Run]) -> list[tuple[str, list[str], list[list[str]]]]:
         ),
         ("Settings", ["setting", *(run.label for run in runs)], setting_rows(runs)),
     ]
+    return [table for table in tables if table[2]]
 
 
 def commands(runs: list[Run]) -> list[str]:
