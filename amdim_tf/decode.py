@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from amdim_tf import geometry_ops
-from amdim_tf.image_headers import JPEG, RIFF, image_size, starts_with
+from amdim_tf.image_headers import JPEG, RIFF, image_size, is_animated_webp, starts_with
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 
@@ -29,8 +29,16 @@ _COMPILED_SPANS = (64, 128, 256)
 def _decode_whole(contents):
     """uint8 [H, W, 3] of any supported file."""
 
-    def decode_any(channels):
-        return tf.io.decode_image(contents, channels=channels, expand_animations=False)
+    def decode_webp():
+        # TensorFlow's decoder writes beyond its memory for animations, and the process dies.
+        still = tf.debugging.Assert(
+            ~is_animated_webp(contents), ["expected a WebP of one frame; this is an animation"]
+        )
+        with tf.control_dependencies([still]):
+            # It refuses to leave out the transparency of a WebP while decoding.
+            return tf.io.decode_image(tf.identity(contents), channels=0, expand_animations=False)[
+                ..., :3
+            ]
 
     image = tf.case(
         [
@@ -38,10 +46,9 @@ def _decode_whole(contents):
                 starts_with(contents, JPEG),
                 lambda: tf.io.decode_jpeg(contents, channels=3, dct_method=_DCT_METHOD),
             ),
-            # TensorFlow refuses to leave out the transparency of a WebP while decoding.
-            (starts_with(contents, RIFF), lambda: decode_any(channels=0)[..., :3]),
+            (starts_with(contents, RIFF), decode_webp),
         ],
-        default=lambda: decode_any(channels=3),
+        default=lambda: tf.io.decode_image(contents, channels=3, expand_animations=False),
     )
     return tf.ensure_shape(image, [None, None, 3])
 

@@ -27,6 +27,12 @@ def _number(contents, offset: int, count: int, big_endian: bool):
     return tf.reduce_sum(digits * 256**places)
 
 
+def is_animated_webp(contents):
+    """Whether a file that starts with RIFF says that it is an animation."""
+    kind = tf.strings.substr(tf.strings.join([contents, b"\0" * 16]), 12, 4)
+    return (kind == b"VP8X") & (_number(contents, 20, 1, False) // 2 % 2 == 1)
+
+
 def _header_size(contents):
     """Height and width that the header claims, int64; what has no readable header gives 0, 0."""
 

@@ -31,6 +31,24 @@ def test_formats(name):
     assert difference.mean() < 4
 
 
+def test_an_animated_webp_is_refused_before_it_is_decoded():
+    """TensorFlow's decoder corrupts memory for these; in graphs of all kinds, too."""
+    frames = [picture(40, 30), picture(40, 30).rotate(90)]
+    contents = encoded(frames[0], "WEBP", save_all=True, append_images=frames[1:])
+    box = tf.constant([[[0.0, 0.0, 30.0, 40.0]]])
+
+    def boxes(files):
+        sizes = image_headers.image_sizes(files)
+        return decode.decode_boxes(files, sizes, box, 16, within_box=False)
+
+    for function in (decode.decode, tf.function(decode.decode)):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="animation"):
+            function(tf.constant(contents))
+    for function in (boxes, tf.function(boxes)):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="animation"):
+            function(tf.constant([contents]))
+
+
 @pytest.mark.parametrize("mode", ["L", "CMYK", "RGBA", "P", "1", "I;16", "LA"])
 def test_colour_models(mode):
     image = picture().convert("L").convert("I;16") if mode == "I;16" else picture().convert(mode)
