@@ -23,7 +23,7 @@ from amdim_tf import safe_files
 FORMAT_VERSION = 1
 _MANIFEST = "manifest.json"
 _MANIFEST_BYTES = 2**20
-_STEP = re.compile(r"step-(\d{8,18})")
+_STEP = re.compile(r"step-([0-9]{8}|[1-9][0-9]{8,17})")
 _PARTIAL, _DAMAGED = ".partial", ".damaged"
 # What a header and a place in the table of contents add to an array, with room to spare.
 _ENTRY_BYTES = 4096
@@ -164,6 +164,8 @@ def read_arrays(
             raise ValueError("its digest differs")
         with zipfile.ZipFile(path) as archive:
             entries = archive.infolist()
+            if any(one.compress_type != zipfile.ZIP_STORED or one.flag_bits & 1 for one in entries):
+                raise ValueError("expected arrays that are neither compressed nor encrypted")
             if sum(entry.file_size - _ENTRY_BYTES for entry in entries) > most_bytes:
                 raise ValueError(f"expected at most {most_bytes} bytes of arrays")
             return {

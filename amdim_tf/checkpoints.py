@@ -124,9 +124,18 @@ class Checkpoints:
             UserError: where all are damaged, or one is whole but of another model.
         """
         with _refusing(self._directory, "expected a directory of checkpoints"):
+            removed = False
             for _ in range(_READ_ATTEMPTS):
-                with contextlib.suppress(FileNotFoundError):  # removed to make room for a newer one
-                    return self._restore()
+                try:
+                    restored = self._restore()
+                except FileNotFoundError:  # removed to make room for a newer one
+                    removed = True
+                    continue
+                # A list that is made while they come and go may have none of them.
+                if restored is not None or not self._directory.is_dir():
+                    return restored
+            if not removed:
+                return None
             raise UserError(
                 f"{self._directory}: expected checkpoints that stay while they are read."
             )

@@ -222,6 +222,7 @@ def run(main: Callable[..., None], words: int | None = 0) -> None:
         main: the program; it gets the words beside the flags as arguments.
         words: how many words beside flags the program takes; None for any number.
     """
+    _open_standard_streams()
 
     def parse(argv):
         try:
@@ -269,6 +270,19 @@ def run(main: Callable[..., None], words: int | None = 0) -> None:
             sys.exit(INTERRUPTED_CODE)
 
     app.run(guarded_main, flags_parser=parse)
+
+
+def _open_standard_streams() -> None:
+    """Gives a process whose output was closed somewhere to write to.
+
+    Else the next file that it opens would take that place, and whatever is printed would go there.
+    """
+    descriptor = os.open(os.devnull, os.O_RDWR)
+    while descriptor < 3:
+        descriptor = os.dup(descriptor)
+    os.close(descriptor)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
 
 
 def _value_mistake(error: flags.IllegalFlagValueError) -> str:

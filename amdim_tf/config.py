@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from typing import Any
 
 from amdim_tf.errors import UserError
@@ -516,7 +517,7 @@ def _check_pieces(config: Config) -> None:
     """Checks of how a step is divided."""
     pieces, profile = config.distribution, config.training.profile_steps
     block = pieces.nce_block
-    if block != "auto" and not (block.isdecimal() and 0 < int(block) <= 10**6):
+    if block != "auto" and not re.fullmatch("[1-9][0-9]{0,5}", block):
         raise UserError(
             f"--nce_block: expected auto, or a number of images from 1. Received: {block!r:.80}."
         )

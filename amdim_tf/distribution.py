@@ -160,7 +160,7 @@ def _tpu_strategy(name: str) -> tf.distribute.Strategy:
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=name)
         tf.config.experimental_connect_to_cluster(resolver)
         tf.tpu.experimental.initialize_tpu_system(resolver)
-    except (ValueError, tf.errors.OpError) as error:
+    except (ValueError, OSError, tf.errors.OpError) as error:
         reason = str(error).strip().splitlines()[0][:300]
         raise UserError(
             f"--tpu: expected a TPU, local or by name, and the package tensorflow-tpu. "
@@ -182,7 +182,7 @@ def parse_cluster(text: str) -> Cluster:
         raise refuse("nothing")
     try:
         document = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise refuse(f"{text[:200]} ({error})") from None
     cluster = document.get("cluster") if isinstance(document, dict) else None
     task = document.get("task") if isinstance(document, dict) else None

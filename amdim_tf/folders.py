@@ -8,10 +8,12 @@ import pathlib
 import numpy as np
 import tensorflow as tf
 
-from amdim_tf import decode, records
+from amdim_tf import decode, records, safe_files
 from amdim_tf.config import DataConfig
 from amdim_tf.errors import UserError, warn
 from amdim_tf.examples import UNLABELLED, EncodedSource, SkippedImages, Source, in_memory
+
+MOST_BYTES = 2**30  # of an image file
 
 
 def image_files(directory: pathlib.Path) -> tuple[list[bytes], list[str]]:
@@ -136,10 +138,15 @@ def _labels_of(paths: list[bytes], folder: pathlib.Path | None):
 
 
 def _file_source(paths, labels, class_names, skipped) -> EncodedSource:
-    all_paths, all_labels = tf.constant(paths), tf.constant(labels)
+    all_labels = tf.constant(labels)
+
+    def contents(index):
+        # TensorFlow's own function would wait at a pipe for ever, and die of a file without end.
+        return safe_files.read_limited(os.fsdecode(paths[index]), MOST_BYTES)
 
     def read(index):
-        return tf.io.read_file(all_paths[index]), all_labels[index]
+        file = tf.numpy_function(contents, [index], tf.string, stateful=False)
+        return tf.ensure_shape(file, []), all_labels[index]
 
     return EncodedSource(
         len(paths), read, lambda index: os.fsdecode(paths[index]), class_names, skipped

@@ -79,6 +79,7 @@ class Loop:
                     progress.show(_figures_line(self._write_row()))
                     self._check_data()
                 if self._is_save_due() or last or stopped:
+                    self._check_data()
                     self._begin_to_save()
                 self._saved.check()
                 if stopped and not last:

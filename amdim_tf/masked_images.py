@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import tensorflow as tf
 
-from amdim_tf import decode, folders, scenes, views
+from amdim_tf import decode, folders, safe_files, scenes, views
 from amdim_tf.config import Config
 from amdim_tf.errors import UserError
 
@@ -80,8 +80,8 @@ def _read(image: pathlib.Path, mask: pathlib.Path, config: Config):
     pictures = []
     for path in (image, mask):
         try:
-            pictures.append(decode.decode(tf.io.read_file(str(path))))
-        except tf.errors.OpError:
+            pictures.append(decode.decode(safe_files.read_limited(path, folders.MOST_BYTES)))
+        except (OSError, tf.errors.OpError):
             raise UserError(f"{path}: expected an image. Received: other contents.") from None
     pixels, colours = pictures
     if pixels.shape != colours.shape:

@@ -16,12 +16,14 @@ import struct
 import numpy as np
 import tensorflow as tf
 
-from amdim_tf.config import DataConfig
+from amdim_tf import safe_files
+from amdim_tf.config import MOST_CLASSES, DataConfig
 from amdim_tf.errors import UserError
 from amdim_tf.examples import EncodedSource, SkippedImages, Source, in_memory
 
 _FRAME = struct.Struct("<QI")  # length, its checksum
 _TRAILER = 4
+_MOST_BYTES = 2**30  # of a list of shards, with the names of all images
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +116,12 @@ def source(index: Index, config: DataConfig, files_as_files: bool = False) -> So
 
     def read(number):
         example = tf.numpy_function(index.read, [number], tf.string, stateful=False)
-        return parse_example(tf.ensure_shape(example, []))
+        image, label = parse_example(tf.ensure_shape(example, []))
+        known = tf.debugging.Assert(
+            (label < len(index.class_names)) | (label < 0), ["expected a class of the index", label]
+        )
+        with tf.control_dependencies([known]):
+            return tf.identity(image), tf.identity(label)
 
     encoded = EncodedSource(len(index), read, index.name_of, index.class_names, skipped)
     return encoded if files_as_files else in_memory(encoded) or encoded
@@ -129,17 +136,19 @@ def read_index(root: pathlib.Path, split: str) -> Index:
     """The index of shards that tools/prepare_folder.py wrote."""
     path = index_path(root, split)
     try:
-        document = json.loads(path.read_text())
+        document = json.loads(safe_files.read_limited(path, _MOST_BYTES))
         files = [str(root / pathlib.PurePath(name).name) for name in document["files"]]
         class_names = tuple(map(str, document["class_names"]))
         names = tuple(map(str, document.get("names", [])))  # older lists have none
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        if not files or len(class_names) > MOST_CLASSES:
+            raise ValueError(f"{len(files)} shards, {len(class_names)} classes")
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, AttributeError) as error:
         raise UserError(
             f"{path}: expected the list that tools/prepare_folder.py writes. Received: {error}."
         ) from None
     for file in files:
-        if not os.path.exists(file):
-            raise UserError(f"{path}: expected the shard {file}; it is not there.")
+        if not os.path.isfile(file):
+            raise UserError(f"{path}: expected the shard {file}; there is no such file.")
     index = scan(files, class_names)
     if names and len(names) != len(index):
         raise UserError(

@@ -56,6 +56,20 @@ def create(path: pathlib.Path):
     return open(os.open(path, flags, 0o666), "wb")
 
 
+def append(path: pathlib.Path):
+    """An existing text file, open for more lines; a link or a pipe in its place is refused.
+
+    Raises:
+        OSError: where it is not there, or is no regular file.
+    """
+    flags = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
+    descriptor = os.open(path, flags)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(f"{path} is not a regular file")
+    return os.fdopen(descriptor, "a", newline="")
+
+
 def sync(file) -> None:
     """Sends what was written on to the disk."""
     file.flush()
@@ -79,9 +93,11 @@ def read_limited(path: pathlib.Path, most_bytes: int) -> bytes:
     """
     # Without O_NONBLOCK, opening a pipe waits for somebody to write into it.
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
             raise OSError(f"{path} is not a regular file")
-        contents = file.read(most_bytes + 1)
+        # Memory is taken for as much as is asked for, whatever the file has.
+        contents = file.read(min(status.st_size, most_bytes) + 1)
     if len(contents) > most_bytes:
         raise OSError(f"{path} has more than {most_bytes} bytes")
     return contents

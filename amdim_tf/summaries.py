@@ -127,7 +127,7 @@ class MetricsLog:
         if not self._names:
             self._names = list(row)
             safe_files.write_whole(self._path, (",".join(self._names) + "\r\n").encode())
-        with self._path.open("a", newline="") as file:
+        with safe_files.append(self._path) as file:
             csv.DictWriter(file, self._names, extrasaction="ignore").writerow(row)
         self._events.write(step, "scalars", figures)
 

@@ -225,6 +225,11 @@ def _check_data(source: Source, config: Config, model_dir, worker: int) -> None:
             f"--data_dir: expected {directory}; it has vanished. Checkpoints are whole; bring it "
             "back, and run the same command again."
         )
+    if not config_file.path_in(model_dir).exists():
+        raise UserError(
+            f"--model_dir: expected {config_file.path_in(model_dir)}; it has vanished. What was "
+            "trained cannot be kept without it: begin again, in another directory."
+        )
     name = f"skipped_images_{worker}.txt" if worker else "skipped_images.txt"
     source.skipped.write(pathlib.Path(model_dir) / name)
     source.skipped.check()

@@ -294,3 +294,9 @@ def test_storage_that_recovers_is_tried_again(tmp_path, capsys):
         recovery.join()
     assert _names(tmp_path) == ["step-00000002"]
     assert "File too large; trying again in 1 s" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["step-000000000004", "step-٠٠٠٠٠٠٠٩", "step-4"])
+def test_names_that_no_checkpoint_has(tmp_path, name):
+    (tmp_path / name).mkdir()
+    assert checkpoint_files.steps_in(tmp_path) == []

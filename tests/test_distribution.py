@@ -215,6 +215,7 @@ def test_a_cluster_of_one_is_one_device(monkeypatch):
     [
         ("", "nothing"),
         ("{", "{"),
+        ("[" * 100_000, "["),
         ("[]", "[]"),
         ('{"cluster": {"worker": ["a:1"]}}', "a:1"),
         ('{"cluster": {"worker": "a:1"}, "task": {"type": "worker", "index": 0}}', "the cluster"),

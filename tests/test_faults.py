@@ -20,7 +20,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "tools")
 import fault_test
 
 from amdim_tf import config as config_lib
-from amdim_tf import run_lock, training_loop
+from amdim_tf import config_file, run_lock, training_loop
 from amdim_tf.errors import UserError
 
 # Views that need no compilation: a process starts sooner.
@@ -184,6 +184,22 @@ def test_a_disk_that_cannot_be_written(small_disk, images):
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     with pytest.raises(UserError, match=r"--model_dir.*Read-only file system"):
         _train(small_disk / "run", images, train_steps=2)
+
+
+def test_a_run_whose_directory_vanishes_does_not_say_that_it_is_saved(tmp_path, images):
+    run = tmp_path / "run"
+
+    def take_away():
+        while not (run / "metrics.csv").exists():
+            time.sleep(0.01)
+        run.rename(tmp_path / "moved")
+
+    thief = threading.Thread(target=take_away, daemon=True)
+    thief.start()
+    with pytest.raises(UserError, match=r"vanished|metrics\.csv: expected to be written"):
+        _train(run, images, train_steps=10**6)
+    thief.join()
+    assert not config_file.path_in(run).exists()
 
 
 def test_images_that_vanish(tmp_path):

@@ -110,6 +110,21 @@ def test_bad_images_of_a_part_are_counted_against_the_part(tmp_path):
         part.skipped.check()
 
 
+def test_pipes_devices_and_endless_files_are_bad_images(tmp_path):
+    """None of them is waited for, or read into memory."""
+    files = {f"{number:03d}.jpg": _photo(number % 5) for number in range(8)}
+    write_tree(tmp_path, files)
+    os.mkfifo(tmp_path / "pipe.jpg")
+    os.symlink("/dev/zero", tmp_path / "zero.jpg")
+    with open(tmp_path / "sparse.jpg", "wb") as file:
+        file.truncate(2**40)
+    source = _load(tmp_path)
+    batches = input_pipeline.evaluation_batches(source, _config(tmp_path), 16)
+    assert [len(labels) for _, labels in batches] == [8]
+    names = sorted(pathlib.Path(name).name for name in source.skipped.names)
+    assert names == ["pipe.jpg", "sparse.jpg", "zero.jpg"]
+
+
 def test_small_images_are_kept_in_memory(tmp_path):
     files = {f"train/c{i % 2}/{i}.png": encoded(picture(20, 24, i), "PNG") for i in range(6)}
     source = _load(write_tree(tmp_path, files))

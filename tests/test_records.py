@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import resource
+import shutil
 import struct
 import subprocess
 import sys
@@ -94,10 +95,13 @@ def test_packing_other_files_into_the_same_place_is_refused(packed):
 def test_a_full_disk_is_one_line_and_leaves_no_half_shard(tmp_path):
     write_tree(tmp_path / "in", {"a.png": encoded(picture(), "PNG")})
     partial = tmp_path / "out" / "train-00000-of-00001.tfrecord.partial"
-    partial.parent.mkdir()
-    partial.symlink_to("/dev/full")
-    with pytest.raises(UserError, match=r"--output_dir: .*No space left on device") as error:
-        prepare_folder.pack(tmp_path / "in", tmp_path / "out", 1000)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        with pytest.raises(UserError, match=r"--output_dir: .*File too large") as error:
+            prepare_folder.pack(tmp_path / "in", tmp_path / "out", 1000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert "\n" not in str(error.value)
     assert [path.name for path in partial.parent.iterdir()] == ["train.listing"]
     prepare_folder.pack(tmp_path / "in", tmp_path / "out", 1000)
@@ -112,20 +116,53 @@ def test_damaged_shards_and_lists(packed, tmp_path):
     with pytest.raises(UserError, match="whole TFRecord records"):
         sources.load(_config(tmp_path).data, "train")
     shard.unlink()
-    with pytest.raises(UserError, match="not there"):
+    with pytest.raises(UserError, match="no such file"):
         sources.load(_config(tmp_path).data, "train")
     listing = tmp_path / "train.records.json"
     for text in ("", "[]", "{}", '{"files": 3, "class_names": []}'):
         listing.write_text(text)
         with pytest.raises(UserError, match="prepare_folder"):
             sources.load(_config(tmp_path).data, "train")
-    listing.write_text(json.dumps({"files": [], "class_names": [], "names": ["a.jpg"]}))
-    with pytest.raises(UserError, match="name for each of the 0 images"):
+    other = "test-00000-of-00001.tfrecord"
+    listing.write_text(json.dumps({"files": [other], "class_names": [], "names": ["a.jpg"]}))
+    with pytest.raises(UserError, match="name for each of the 3 images"):
         sources.load(_config(tmp_path).data, "train")
     # A list cannot lead out of its directory.
     listing.write_text(json.dumps({"files": ["../../etc/passwd"], "class_names": []}))
     with pytest.raises(UserError, match=str(tmp_path / "passwd")):
         sources.load(_config(tmp_path).data, "train")
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 100000, "7", "[]", '{"files": [], "class_names": []}', '{"files": 3}']
+)
+def test_lists_that_are_none(text, tmp_path):
+    (tmp_path / "train.records.json").write_text(text)
+    with pytest.raises(UserError, match="expected the list that"):
+        records.read_index(tmp_path, "train")
+
+
+def test_a_label_without_a_class_is_a_bad_record(packed, tmp_path):
+    shutil.copytree(packed / "packed", tmp_path / "cut")
+    path = tmp_path / "cut" / "train.records.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "class_names": ["c0", "c1"]}))
+    source = sources.load(_config(tmp_path / "cut").data, "train")
+    list(input_pipeline.evaluation_batches(source, _config(tmp_path / "cut"), 16))
+    assert len(source.skipped.names) == 3  # those of c2
+    assert all("/c2/" in name for name in source.skipped.names)
+
+
+def test_a_link_in_the_way_of_a_shard_is_not_followed(packed, tmp_path):
+    output, victim = tmp_path / "out", tmp_path / "victim"
+    output.mkdir()
+    victim.write_text("precious")
+    (output / "train-00000-of-00003.tfrecord.partial").symlink_to(victim)
+    prepare_folder.pack(packed / "photos", output, 4)
+    assert victim.read_text() == "precious"
+    assert (output / "train-00000-of-00003.tfrecord").is_file()
+    (output / "train.listing").write_bytes(b"\xff\xfe")
+    with pytest.raises(UserError, match="--output_dir: expected an empty directory"):
+        prepare_folder.pack(packed / "photos", output, 4)
 
 
 def test_record_bytes(tmp_path):

@@ -30,6 +30,16 @@ def _rows(directory):
         return list(csv.DictReader(file))
 
 
+def test_a_pipe_in_the_place_of_metrics_is_not_waited_for(tmp_path):
+    log = MetricsLog(tmp_path, 0)
+    log.write(1, {"loss": 1.0}, 1.0)
+    (tmp_path / "metrics.csv").unlink()
+    os.mkfifo(tmp_path / "metrics.csv")
+    with pytest.raises(OSError):
+        log.write(2, {"loss": 1.0}, 1.0)
+    log.close()
+
+
 def test_average_of_figures_and_counts():
     columns = {
         "loss": np.array([1.0, 3.0]),

@@ -100,6 +100,7 @@ def test_the_configs_are_all_there():
         (["--dataset=mnist"], "--dataset: expected one of scenes"),
         (["--image_size=48"], "--image_size: expected one of 32, 64, 128. Received: 48."),
         (["--tasks=1to9"], "--tasks"),
+        (["--nce_block=" + 5000 * "9"], "--nce_block: expected auto, or a number"),
         (["--crop_scale=a,b"], "--crop_scale: expected numbers with commas between them"),
         (["--flagfile=configs/none.cfg"], "configs/none.cfg"),
         (["--policy=none.json"], "none.json"),
@@ -264,6 +265,8 @@ def test_output_that_cannot_be_printed(tmp_path):
     """To a full disk, and to a reader who has left: one line, or none, and no traceback."""
     code = "from amdim_tf import cli_flags; cli_flags.run(lambda: print('x' * 100000))"
     for shell, line, status in (
+        (">&-", "", 0),
+        ("2>&-", "", 0),
         ("> /dev/full", "error: standard output: No space left on device.\n", 2),
         ("| true", "", 141),
     ):

@@ -81,7 +81,7 @@ class Plan(NamedTuple):
 
 def parse_hardware(text: str) -> tuple[Device, int]:
     """The device and how many of it NAMExCOUNT means."""
-    match = re.fullmatch(r"(\w+?)x(\d+)", text)
+    match = re.fullmatch(r"(\w+?)x([0-9]{1,6})", text)
     if not match or match[1] not in DEVICES or not 0 < int(match[2]) <= 10**5:
         raise UserError(
             f"--hardware: expected NAMExCOUNT with NAME among {', '.join(DEVICES)}, such as "
@@ -195,6 +195,10 @@ if __name__ == "__main__":
     flags.adopt_module_key_flags(cli_flags)
     flags.DEFINE_string("hardware", "v100x4", "NAMExCOUNT, such as v100x8.")
     flags.DEFINE_integer(
-        "images", 0, "Training images, where the data set does not tell.", lower_bound=0
+        "images",
+        0,
+        "Training images, where the data set does not tell.",
+        lower_bound=0,
+        upper_bound=10**12,
     )
     cli_flags.run(main)

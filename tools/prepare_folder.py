@@ -38,12 +38,13 @@ def _example(path: bytes, label: int) -> bytes:
     """The serialized record of one file."""
     import tensorflow as tf
 
+    from amdim_tf import folders
+
     try:
-        with open(path, "rb") as file:
-            contents = file.read()
+        contents = safe_files.read_limited(os.fsdecode(path), folders.MOST_BYTES)
     except OSError as error:
         raise UserError(
-            f"{os.fsdecode(path)}: expected a readable file ({error.strerror})."
+            f"{os.fsdecode(path)}: expected a readable file ({error.strerror or error})."
         ) from None
     features = {
         "image": tf.train.Feature(bytes_list=tf.train.BytesList(value=[contents])),
@@ -86,6 +87,7 @@ def _write_shard(path: pathlib.Path, files: list[tuple[bytes, int]]) -> None:
 
     aside = path.with_name(path.name + ".partial")
     try:
+        safe_files.create(aside).close()  # in the place of whatever is there, such as a link
         with tf.io.TFRecordWriter(str(aside)) as writer:
             for name, label in files:
                 writer.write(_example(name, label))
@@ -97,7 +99,7 @@ def _write_shard(path: pathlib.Path, files: list[tuple[bytes, int]]) -> None:
 def _check_same_listing(path: pathlib.Path, listed: list[bytes], shard_images: int) -> None:
     """Refuses to go on with shards that were begun with other files."""
     digest = hashlib.sha256(b"%d\n" % shard_images + b"\n".join(listed)).hexdigest()
-    if path.exists() and path.read_text() != digest:
+    if path.exists() and safe_files.read_limited(path, 1000) != digest.encode():
         raise UserError(
             f"--output_dir: expected an empty directory, or one with shards of the same files. "
             f"Received: {path.parent}, begun with other files or another --shard_images. "
