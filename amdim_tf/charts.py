@@ -13,10 +13,14 @@ from matplotlib import pyplot
 
 from amdim_tf import safe_files
 
+# Names of classes and runs may have dollar signs; they are no mathematics.
+matplotlib.rcParams["text.parse_math"] = False
 # Okabe and Ito's colours, which colour-blind people can tell apart.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "#000000")
 MARKERS = "osD^vPX*"
 DPI = 120
+# Numbers from here on are damage; the ticks of an axis cannot tell them apart.
+MOST_SHOWN = 1e15
 # Beyond this many classes their names cannot be read beside a matrix.
 _NAMED_CLASSES = 40
 _PICTURES_IN_A_ROW = 9
@@ -42,6 +46,11 @@ def _save(figure, path: pathlib.Path) -> None:
     pyplot.close(figure)
 
 
+def _drawable(text: str) -> str:
+    """A text without what is no Unicode: names of files may have other bytes."""
+    return text.encode(errors="replace").decode()
+
+
 def confusion_matrix(confusion: list[list[int]], classes: list[str], path: pathlib.Path) -> None:
     """Which class is taken for which: a row per true class, in shares of its images.
 
@@ -58,9 +67,9 @@ def confusion_matrix(confusion: list[list[int]], classes: list[str], path: pathl
     figure.colorbar(picture, ax=axes, shrink=0.75, label="% of the true class")
     axes.set(xlabel="predicted class", ylabel="true class", title="Confusion matrix")
     if len(classes) <= _NAMED_CLASSES:
-        places = range(len(classes))
-        axes.set_xticks(places, classes, rotation=90)
-        axes.set_yticks(places, classes)
+        places, names = range(len(classes)), [_drawable(name) for name in classes]
+        axes.set_xticks(places, names, rotation=90)
+        axes.set_yticks(places, names)
     if len(classes) <= 15:
         for row, column in np.ndindex(shares.shape):
             if shares[row, column] >= 0.005:
@@ -87,7 +96,7 @@ def neighbours(query: np.ndarray, found: list[tuple[str, np.ndarray | None]], pa
     for axes in grid.flat:
         axes.axis("off")
     for axes, (text, image) in zip(grid.flat, pictures, strict=False):
-        axes.set_title(text, fontsize=8)
+        axes.set_title(_drawable(text), fontsize=8)
         if image is None:
             axes.text(0.5, 0.5, "not found", ha="center", va="center", fontsize=8)
         else:
@@ -124,9 +133,9 @@ def lines(series: dict[str, list[tuple]], x: str, y: str, title: str, path: path
             *zip(*points, strict=True),
             color=COLOURS[number % len(COLOURS)],
             marker=MARKERS[number % len(MARKERS)] if len(points) < 30 else None,
-            label=name,
+            label=_drawable(name),
         )
-    axes.set(xlabel=x, ylabel=y, title=title)
+    axes.set(xlabel=x, ylabel=y, title=_drawable(title))
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
     _save(figure, path)

@@ -199,8 +199,8 @@ def _evaluate_step(settings, config: Config, splits: _Splits | None, model: AMDI
         results["segmentation"] = segmentation_probe.evaluate(
             model, config, settings.mask_dir, settings.seed
         )
-    evaluation_files.write(settings.model_dir, results)
     evaluation_files.print_table(results)
+    evaluation_files.write(settings.model_dir, results)
     return results
 
 

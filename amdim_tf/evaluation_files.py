@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from amdim_tf import charts, features, safe_files, segmentation_probe
+from amdim_tf.errors import UserError
 
 _SIDE = features.PIXELS_SIDE
 _DESCRIBED = {"untrained": "untrained encoder", "pixels": f"raw pixels, {_SIDE}x{_SIDE}"}
@@ -35,7 +36,14 @@ def write(model_dir, results: dict[str, Any]) -> None:
     picture = directory / f"{dataset}_confusion.png" if confusion else None
     if picture:
         charts.confusion_matrix(confusion, results["classes"], picture)
-    _log(pathlib.Path(model_dir) / "logs" / "evaluation", results, picture)
+    logs = pathlib.Path(model_dir) / "logs" / "evaluation"
+    try:
+        _log(logs, results, picture)
+    except tf.errors.OpError as error:
+        raise UserError(
+            f"{logs}: expected a directory to write TensorBoard's events into. Received: "
+            f"{error.message.splitlines()[0]}. The results are in {directory / dataset}.json."
+        ) from None
 
 
 def accuracies(found: dict[str, Any]) -> dict[str, float]:
@@ -124,17 +132,35 @@ def _extend_history(path: pathlib.Path, results: dict[str, Any]) -> list[dict[st
 
 
 def read_history(path: pathlib.Path) -> list[dict[str, float]]:
-    """The rows of a history; what cannot be read as numbers is left out."""
+    """The rows of a history; what cannot be read as finite numbers is left out."""
     rows = []
-    if path.exists():
-        with path.open(newline="", errors="replace") as file:
-            for row in csv.DictReader(file):
-                try:
-                    numbers = {name: float(value) for name, value in row.items() if value}
-                    rows.append({**numbers, "step": int(row["step"])})
-                except (TypeError, ValueError, KeyError):
-                    continue
+    for row in read_table(path):
+        try:
+            step = int(row["step"])
+            numbers = {name: float(value) for name, value in row.items() if value}
+        except (TypeError, ValueError, KeyError):
+            continue
+        if all(abs(number) < charts.MOST_SHOWN for number in numbers.values()):
+            rows.append({**numbers, "step": step})
     return rows
+
+
+def read_table(path: pathlib.Path) -> list[dict[str, str]]:
+    """The rows of a CSV file with a head, if there is one.
+
+    Raises:
+        UserError: where it is no table.
+    """
+    if not path.exists():
+        return []
+    with path.open(newline="", errors="replace") as file:
+        try:
+            return list(csv.DictReader(file))
+        except csv.Error as error:
+            raise UserError(
+                f"{path}: expected rows of numbers, separated by commas. Received: {error}. "
+                "Move the file away."
+            ) from None
 
 
 def _log(directory: pathlib.Path, results: dict[str, Any], picture: pathlib.Path | None) -> None:

@@ -130,7 +130,7 @@ def _step_of_export(target: pathlib.Path) -> int | None:
     try:
         metadata = json.loads((target / METADATA_FILE).read_text())
         return metadata["step"] if metadata["format"] == FORMAT else None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 

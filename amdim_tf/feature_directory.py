@@ -26,9 +26,10 @@ from amdim_tf.examples import SkippedImages
 
 MANIFEST, UNFINISHED, SKIPPED = "manifest.json", "unfinished.json", "skipped_images.txt"
 FORMAT = "amdim_tf features"
+_SHARD_NAME = re.compile(rf"features-\d+-of-\d+\.({'|'.join(feature_shards.KINDS)})")
 _OWN_NAME = re.compile(
     rf"({re.escape(MANIFEST)}|{re.escape(UNFINISHED)}|{re.escape(SKIPPED)}"
-    rf"|features-\d+-of-\d+\.({'|'.join(feature_shards.KINDS)}))"
+    rf"|{_SHARD_NAME.pattern}({re.escape(feature_shards.ROWS)})?)"
     rf"({re.escape(feature_shards.PARTIAL)})?"
 )
 
@@ -115,12 +116,10 @@ class FeatureDirectory:
         shards = []
         for shard in range(self.shard_count):
             path, wanted = self.shard_path(shard), self.indices_of(shard)
-            rows = feature_shards.count(path, self.contents.format)
-            if rows < len(wanted):
-                there = feature_shards.indices(path, self.contents.format)
-                for index in np.setdiff1d(wanted, there):
-                    skipped.add(name_of(int(index)))
-            shards.append({"name": path.name, "first_index": wanted.start, "rows": rows})
+            there = feature_shards.indices(path, self.contents.format, wanted)
+            for index in np.setdiff1d(wanted, there):
+                skipped.add(name_of(int(index)))
+            shards.append({"name": path.name, "first_index": wanted.start, "rows": len(there)})
         skipped.write(self.path / SKIPPED)
         rows = sum(shard["rows"] for shard in shards)
         if not rows:
@@ -136,7 +135,7 @@ class FeatureDirectory:
             "shards": shards,
         }
         _write_json(self.path / MANIFEST, manifest)
-        (self.path / UNFINISHED).unlink(missing_ok=True)
+        _remove_notes(self.path)
         return manifest
 
     def _columns(self) -> dict[str, dict]:
@@ -157,7 +156,42 @@ def read_manifest(path: pathlib.Path) -> dict[str, Any]:
     document = _read_json(path / MANIFEST)
     if document is None:
         raise UserError(f"{path}: expected finished features, with {MANIFEST}. Received: none.")
+    fault = _fault_of(document)
+    if fault:
+        raise UserError(
+            f"{path / MANIFEST}: expected what python -m amdim_tf.extract writes. Received: "
+            f"{fault}. Remove it, and extract again."
+        )
     return document
+
+
+def _fault_of(manifest: dict[str, Any]) -> str:
+    """What is wrong in a manifest; nothing where all is well that readers rely on."""
+    texts = [manifest.get(name) for name in ("dataset", "data_dir", "split", "file_format")]
+    texts += [manifest["saved_model"].get(name) for name in ("path", "sha256")]
+    shapes, shards, classes = (manifest.get(name) for name in ("shapes", "shards", "classes"))
+    if type(classes) is not list or not all(type(text) is str for text in (*texts, *classes)):
+        return "no text where there should be one"
+    if "step" not in manifest["saved_model"] or not _is_count(manifest.get("skipped")):
+        return "no step, or no number of skipped images"
+    if type(shapes) is not dict or not all(
+        type(shape) is list and all(map(_is_count, shape)) for shape in shapes.values()
+    ):
+        return "shapes that are no lists of whole numbers"
+    if type(shards) is not list or not all(type(shard) is dict for shard in shards):
+        return "no list of shards"
+    for shard in shards:
+        name = shard.get("name")
+        if type(name) is not str or not _SHARD_NAME.fullmatch(name):
+            return "a shard without a shard's name"
+        if not name.endswith(f".{manifest['file_format']}") or not _is_count(shard.get("rows")):
+            return f"{name} of another format, or without rows"
+    rows, total = manifest.get("rows"), sum(shard["rows"] for shard in shards)
+    return "" if _is_count(rows) and rows == total else f"other rows than the shards' {total}"
+
+
+def _is_count(value) -> bool:
+    return type(value) is int and 0 <= value < 2**48
 
 
 @contextlib.contextmanager
@@ -176,8 +210,14 @@ def opened(path: pathlib.Path, contents: Contents) -> Iterator[FeatureDirectory]
             if not (path / MANIFEST).exists():
                 _write_json(path / UNFINISHED, contents.document())
             else:
-                (path / UNFINISHED).unlink(missing_ok=True)
+                _remove_notes(path)
             yield FeatureDirectory(path, contents)
+
+
+def _remove_notes(path: pathlib.Path) -> None:
+    """Removes what only a directory needs that is being filled."""
+    for note in (path / UNFINISHED, *path.glob(f"features-*{feature_shards.ROWS}")):
+        note.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

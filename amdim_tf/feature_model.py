@@ -16,6 +16,7 @@ from amdim_tf.errors import UserError
 # The most pixels that are decoded for one call: 200 MB.
 _PIXELS_AT_ONCE = 2**26
 _METADATA_FILE = "amdim_tf.json"  # of an export
+_WANTED = "a directory that python -m amdim_tf.export has written"
 
 
 class FeatureModel:
@@ -124,26 +125,31 @@ def _decodable(files):
     return tf.map_fn(is_good, files, fn_output_signature=tf.bool)
 
 
-def _load(directory):
-    """The SavedModel in a directory, if it has the signatures of an export."""
+def _checked(directory) -> pathlib.Path:
+    """A directory, if it may be a SavedModel's."""
     path = pathlib.Path(directory)
-    wanted = "a directory that python -m amdim_tf.export has written"
     if not (path / "saved_model.pb").is_file():
         raise UserError(
-            f"--saved_model: expected {wanted}. Received: {path}, which has no saved_model.pb."
+            f"--saved_model: expected {_WANTED}. Received: {path}, which has no saved_model.pb."
         )
+    return path
+
+
+def _load(directory):
+    """The SavedModel in a directory, if it has the signatures of an export."""
+    path = _checked(directory)
     try:
         loaded = tf.saved_model.load(str(path))
     except (OSError, ValueError, KeyError, tf.errors.OpError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(
-            f"--saved_model: expected {wanted}. Received: {path}, which cannot be loaded "
+            f"--saved_model: expected {_WANTED}. Received: {path}, which cannot be loaded "
             f"({reason})."
         ) from None
     missing = {"serving_default", "encoded", "maps"} - set(getattr(loaded, "signatures", ()))
     if missing:
         raise UserError(
-            f"--saved_model: expected {wanted}. Received: {path}, which has no signature "
+            f"--saved_model: expected {_WANTED}. Received: {path}, which has no signature "
             f"{', '.join(sorted(missing))}."
         )
     return loaded
@@ -155,7 +161,7 @@ def identity(directory) -> dict:
     Returns:
         {"path", "sha256", "step"}; the step is None where no amdim_tf.json tells it.
     """
-    root = pathlib.Path(directory).resolve()
+    root = _checked(directory).resolve()
     digest = hashlib.sha256()
     for path in [root / "saved_model.pb", *sorted((root / "variables").glob("*"))]:
         digest.update(f"{path.name} {path.stat().st_size} ".encode())
@@ -173,6 +179,6 @@ def metadata(directory) -> dict:
     """What amdim_tf.json says about an export; nothing where it is not there."""
     try:
         document = json.loads((pathlib.Path(directory) / _METADATA_FILE).read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return document if isinstance(document, dict) else {}

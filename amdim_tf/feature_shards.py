@@ -5,7 +5,8 @@ Three formats, of which each gives the same bytes for the same rows:
     tfrecord  a tf.train.Example per row: index and label as int64, path as bytes, and each output
               as a list of floats, row by row.
     parquet   index int64, label int32, path as text, and each output as a list of fixed length.
-A file is written aside and renamed, so that one with its own name is whole.
+A file is written aside and renamed, so that one with its own name is whole. A file beside it says
+how many rows it has, while others are being written: where records end early, none tells so.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 import tensorflow as tf
 
-from amdim_tf import records
+from amdim_tf import safe_files
 from amdim_tf.errors import UserError
 
-PARTIAL = ".partial"
+PARTIAL, ROWS = ".partial", ".rows"
+_RECORDS_AT_ONCE = 256
 _NO_DATE = (1980, 1, 1, 0, 0, 0)  # the earliest that zip knows
 
 
@@ -72,6 +74,12 @@ def write(path: pathlib.Path, kind: str, rows: Rows) -> None:
             _FORMATS[kind].write(aside, rows)
         except tf.errors.OpError as error:  # its message ends in the reason
             raise OSError(error.message.split("; ")[-1]) from None
+        safe_files.write_whole(_rows_file(path), str(len(rows)).encode())
+
+
+def _rows_file(path: pathlib.Path) -> pathlib.Path:
+    """Where the number of a shard's rows is noted."""
+    return path.with_name(path.name + ROWS)
 
 
 def read(path: pathlib.Path, kind: str, shapes: Mapping[str, tuple[int, ...]]) -> Rows:
@@ -83,18 +91,35 @@ def read(path: pathlib.Path, kind: str, shapes: Mapping[str, tuple[int, ...]]) -
         shapes: of each output that is wanted, of one image.
     """
     with _named(path):
-        return _FORMATS[kind].read(path, shapes)
+        rows = _FORMATS[kind].read(path, shapes)
+        _check_columns(rows, shapes)
+        return rows
 
 
-def indices(path: pathlib.Path, kind: str) -> np.ndarray:
-    """The index column of a shard, int64 [n]."""
-    return read(path, kind, {}).index
+def _check_columns(rows: Rows, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Raises a ValueError unless the columns have the types of `Rows` and one length."""
+    columns = {"index": rows.index, "label": rows.label, **rows.outputs}
+    types = {"index": np.int64, "label": np.int32}
+    if type(rows.path) is not list or not all(type(name) is str for name in rows.path):
+        raise ValueError("paths that are no texts")
+    for name, values in columns.items():
+        shape = (len(rows), *shapes.get(name, ()))
+        if values.dtype != types.get(name, np.float32) or values.shape != shape:
+            raise ValueError(f"{name} of {values.dtype} {list(values.shape)}")
 
 
-def count(path: pathlib.Path, kind: str) -> int:
-    """How many rows a shard has."""
+def indices(path: pathlib.Path, kind: str, within: range) -> np.ndarray:
+    """The index column of a shard that is to hold some of the images `within`, int64 [n]."""
+    index = read(path, kind, {}).index
     with _named(path):
-        return _FORMATS[kind].count(path)
+        rising = np.all(np.diff(index) > 0)
+        if len(index) and not (rising and within.start <= index[0] and index[-1] < within.stop):
+            raise ValueError(f"other images than some of {within.start} to {within.stop - 1}")
+        with contextlib.suppress(FileNotFoundError):  # begun where nothing was noted
+            noted = int(_rows_file(path).read_text())
+            if noted != len(index):
+                raise ValueError(f"{len(index)} of the {noted} rows that were written")
+    return index
 
 
 @contextlib.contextmanager
@@ -102,8 +127,10 @@ def _named(path: pathlib.Path) -> Iterator[None]:
     """Turns what a damaged file raises into one line."""
     try:
         yield
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile, tf.errors.OpError) as error:
-        reason = " ".join(str(error).split())[:200]
+    except UserError:
+        raise
+    except Exception as error:  # parsers fail in more ways than can be listed
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise UserError(
             f"{path}: expected a shard of features. Received: {reason}. Remove it, and run the "
             "same command again."
@@ -123,11 +150,6 @@ def _read_npz(path: pathlib.Path, shapes) -> Rows:
     with np.load(path, allow_pickle=False) as arrays:
         outputs = {name: arrays[name] for name in shapes}
         return Rows(arrays["index"], arrays["path"].tolist(), arrays["label"], outputs)
-
-
-def _count_npz(path: pathlib.Path) -> int:
-    with np.load(path, allow_pickle=False) as arrays:
-        return len(arrays["index"])
 
 
 def _write_tfrecord(path: pathlib.Path, rows: Rows) -> None:
@@ -150,16 +172,13 @@ def _read_tfrecord(path: pathlib.Path, shapes) -> Rows:
         "path": tf.io.FixedLenFeature([], tf.string),
         **{name: tf.io.FixedLenFeature(shape, tf.float32) for name, shape in shapes.items()},
     }
-    examples = list(tf.data.TFRecordDataset(str(path)).as_numpy_iterator())
-    columns = tf.io.parse_example(tf.constant(examples, tf.string, [len(examples)]), features)
-    columns = {name: values.numpy() for name, values in columns.items()}
+    parts = [tf.io.parse_example(tf.constant([], tf.string), features)]
+    for examples in tf.data.TFRecordDataset(str(path)).batch(_RECORDS_AT_ONCE):
+        parts.append(tf.io.parse_example(examples, features))
+    columns = {name: np.concatenate([part[name] for part in parts]) for name in features}
     paths = [os.fsdecode(name) for name in columns["path"]]
     outputs = {name: columns[name] for name in shapes}
     return Rows(columns["index"], paths, columns["label"].astype(np.int32), outputs)
-
-
-def _count_tfrecord(path: pathlib.Path) -> int:
-    return len(records.scan([str(path)], ()))
 
 
 def _write_parquet(path: pathlib.Path, rows: Rows) -> None:
@@ -191,10 +210,6 @@ def _read_parquet(path: pathlib.Path, shapes) -> Rows:
     return Rows(index, table["path"].to_pylist(), label, outputs)
 
 
-def _count_parquet(path: pathlib.Path) -> int:
-    return _arrow()[1].read_metadata(path).num_rows
-
-
 def _arrow():
     """The package pyarrow and its parquet module, which only this format needs."""
     try:
@@ -212,13 +227,12 @@ def _arrow():
 class _Format:
     write: Callable
     read: Callable
-    count: Callable
 
 
 _FORMATS = {
-    "npz": _Format(_write_npz, _read_npz, _count_npz),
-    "tfrecord": _Format(_write_tfrecord, _read_tfrecord, _count_tfrecord),
-    "parquet": _Format(_write_parquet, _read_parquet, _count_parquet),
+    "npz": _Format(_write_npz, _read_npz),
+    "tfrecord": _Format(_write_tfrecord, _read_tfrecord),
+    "parquet": _Format(_write_parquet, _read_parquet),
 }
 KINDS = tuple(_FORMATS)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import pathlib
 import shutil
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
-from amdim_tf import directory_locks, input_pipeline
+from amdim_tf import directory_locks, input_pipeline, safe_files
 from amdim_tf.config import Config
 from amdim_tf.errors import UserError
 from amdim_tf.examples import ArraySource, Source
@@ -20,6 +21,8 @@ from amdim_tf.model import AMDIM
 from amdim_tf.progress import Progress
 
 _BATCH = 250
+_FILES = ("values.npy", "labels.npy")
+_MOST_STAMP_BYTES = 10_000  # of key.json, which is far smaller
 # Side of the images whose pixels are a baseline: a classifier's matrices grow with its 4th power.
 PIXELS_SIDE = 32
 
@@ -80,24 +83,43 @@ def cached_features(
         if features is None:
             aside = directory.with_name(directory.name + ".partial")
             shutil.rmtree(aside, ignore_errors=True)
-            _extract_into(aside, function, source, config, label)
-            (aside / "key.json").write_text(json.dumps({"key": key}))
-            shutil.rmtree(directory, ignore_errors=True)
-            aside.rename(directory)
+            try:
+                _extract_into(aside, function, source, config, label)
+                (aside / "key.json").write_text(json.dumps(_stamp(aside, key)))
+                shutil.rmtree(directory, ignore_errors=True)
+                aside.rename(directory)
+            finally:
+                shutil.rmtree(aside, ignore_errors=True)
             features = _read(directory, key)
     return features
+
+
+def _stamp(directory: pathlib.Path, key: str) -> dict:
+    """What key.json holds: the key, and the sizes of the files that it vouches for."""
+    sizes = {name: (directory / name).stat().st_size for name in _FILES}
+    return {"key": key, "bytes": sizes}
 
 
 def _read(directory: pathlib.Path, key: str) -> Features | None:
     """The features in a directory, if they are whole and have this key."""
     try:
-        if json.loads((directory / "key.json").read_text()) != {"key": key}:
+        stamp = json.loads(safe_files.read_limited(directory / "key.json", _MOST_STAMP_BYTES))
+        if stamp != _stamp(directory, key):
             return None
-        values = np.load(directory / "values.npy", mmap_mode="r", allow_pickle=False)
-        labels = np.load(directory / "labels.npy", allow_pickle=False)
-    except (OSError, ValueError):
+        # As maps, which a damaged header cannot make larger than their files.
+        arrays = {
+            name: np.load(directory / name, mmap_mode="r", allow_pickle=False) for name in _FILES
+        }
+    except Exception:  # damaged headers raise errors of many kinds; the features are made again
         return None
-    return Features(values, labels) if len(values) == len(labels) else None
+    values, labels = arrays.values()
+    whole = all(
+        array.offset + array.nbytes == stamp["bytes"][name] for name, array in arrays.items()
+    )
+    expected = (values.ndim, values.dtype, labels.dtype) == (2, np.float32, np.int32)
+    if not whole or not expected or labels.shape != values.shape[:1]:
+        return None
+    return Features(values, np.array(labels))
 
 
 def _extract_into(directory: pathlib.Path, function, source, config, label) -> None:
@@ -110,7 +132,7 @@ def _extract_into(directory: pathlib.Path, function, source, config, label) -> N
             part = function(images).numpy()  # [n, D]
             if values is None:
                 shape = (len(source), part.shape[1])
-                values = np.lib.format.open_memmap(path, "w+", np.float32, shape)
+                values = _new_map(path, shape)
             rows = slice(done, done + len(part))
             values[rows], labels[rows] = part, numbers.numpy()
             done += len(part)
@@ -122,6 +144,21 @@ def _extract_into(directory: pathlib.Path, function, source, config, label) -> N
         np.save(directory / "fewer.npy", values[:done])
         (directory / "fewer.npy").replace(path)
     np.save(directory / "labels.npy", labels[:done])
+
+
+def _new_map(path: pathlib.Path, shape: tuple[int, int]) -> np.ndarray:
+    """A float32 .npy file, mapped for writing.
+
+    Its blocks are taken at once: a map of a file with holes ends the process, without a word, when
+    the disk is full.
+    """
+    values = np.lib.format.open_memmap(path, "w+", np.float32, shape)
+    try:
+        with path.open("r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
+    return values
 
 
 def features_key(weights: str, source: Source, config: Config) -> str:

@@ -33,6 +33,8 @@ _DATASETS = {
     (128, 205): "places205",
 }
 _SHOWN_NAMES = 3
+_USED_HYPERPARAMETERS = ("encoder_size", "ndf", "n_rkhs", "n_depth", "use_bn", "tclip")
+_LONGEST_SCALAR = 1024  # bytes of a hyper-parameter in an .npz file
 
 
 class ReferenceCheckpoint(NamedTuple):
@@ -55,9 +57,8 @@ def load(path: str | os.PathLike[str]) -> ReferenceCheckpoint:
         kind, arrays = "golden .npz", torch_files.read_npz(path)
         state = _with_prefix(arrays, "state_dict/")
         hyperparameters = {
-            name: value.read().item()
+            name: value.read().item() if _is_short_scalar(value) else value
             for name, value in _with_prefix(arrays, "hyper/").items()
-            if value.shape == ()
         }
     else:
         kind, value = "PyTorch .pth", torch_files.read_pth(path)
@@ -73,7 +74,38 @@ def load(path: str | os.PathLike[str]) -> ReferenceCheckpoint:
     tensors = {canonical_name(name): tensor for name, tensor in state.items()}
     if len(tensors) != len(state):
         raise UserError(f"{path}: expected each tensor once. Received: some under several names.")
-    return ReferenceCheckpoint(os.fspath(path), kind, tensors, hyperparameters)
+    return ReferenceCheckpoint(os.fspath(path), kind, tensors, _plain_only(path, hyperparameters))
+
+
+def _plain_only(path: str | os.PathLike[str], values: dict[str, Any]) -> dict[str, Any]:
+    """The hyper-parameters that are numbers, texts or None.
+
+    What a file may hold beside them is not looked into: a few bytes can describe nested tuples
+    that take for ever to be compared or shown.
+    """
+    plain = {name: value for name, value in values.items() if _is_plain(value)}
+    for name in _USED_HYPERPARAMETERS:
+        if name in values and name not in plain:
+            raise UserError(
+                f"{path}: expected a number as hyper-parameter {name}. Received: something else, "
+                "or one of too many digits."
+            )
+    return plain
+
+
+def _is_plain(value) -> bool:
+    if type(value) is int:
+        return abs(value) < 2**62
+    return value is None or type(value) in (bool, float, str)
+
+
+def _is_short_scalar(value: StoredTensor) -> bool:
+    """Judged by the array's header: a small file can hold an enormous text."""
+    return (
+        value.shape == ()
+        and value.dtype.kind in "biufU"
+        and value.dtype.itemsize <= _LONGEST_SCALAR
+    )
 
 
 def _with_prefix(arrays, prefix):

@@ -82,7 +82,7 @@ def build(features, index) -> pathlib.Path:
     """
     features = pathlib.Path(features)
     manifest = feature_directory.read_manifest(features)
-    if "f1" not in manifest["shapes"]:
+    if len(manifest["shapes"].get("f1", ())) != 1:
         raise UserError(f"--index: expected f1 in {features}. Received: no such column.")
     target = _checked_target(index, {"--output": str(features)})
     scratch = target.with_name(target.name + ".partial")
@@ -110,27 +110,33 @@ def _clear_leftovers(scratch: pathlib.Path, target: pathlib.Path) -> None:
 
 
 def _write_rows(directory: pathlib.Path, features: pathlib.Path, manifest: dict) -> None:
-    """Writes vectors.npy and images.jsonl, shard after shard."""
+    """Writes vectors.npy and images.jsonl, shard after shard.
+
+    Vectors are written, not stored through a memory map: where a disk is full, that ends a program
+    without a word.
+    """
     shapes = {"f1": tuple(manifest["shapes"]["f1"])}
-    shape = (manifest["rows"], *shapes["f1"])
-    vectors = np.lib.format.open_memmap(directory / _VECTORS, "w+", np.float32, shape)
-    done = 0
-    with (directory / _IMAGES).open("w") as file:
+    header = {"descr": "<f4", "fortran_order": False, "shape": (manifest["rows"], *shapes["f1"])}
+    with (directory / _VECTORS).open("wb") as vectors, (directory / _IMAGES).open("w") as file:
+        np.lib.format.write_array_header_1_0(vectors, header)
         for shard in manifest["shards"]:
             rows = feature_shards.read(features / shard["name"], manifest["file_format"], shapes)
+            if len(rows) != shard["rows"]:
+                raise UserError(
+                    f"{features / shard['name']}: expected {shard['rows']} rows, as "
+                    f"{feature_directory.MANIFEST} says. Received: {len(rows)}."
+                )
             values = rows.outputs["f1"]
             if not np.isfinite(values).all():
                 raise UserError(
                     f"{features / shard['name']}: expected finite numbers as f1. Received: NaN or "
                     "infinity. Has training diverged?"
                 )
-            vectors[done : done + len(rows)] = unit_rows(values)
-            done += len(rows)
+            vectors.write(unit_rows(values).astype("<f4").tobytes())
             for path, label, index in zip(
                 rows.path, rows.label.tolist(), rows.index.tolist(), strict=True
             ):
                 file.write(json.dumps({"path": path, "label": label, "index": index}) + "\n")
-    vectors.flush()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,6 +179,11 @@ class Index:
         rows = np.empty(0, np.int64)
         for start in range(0, len(self.vectors), _BLOCK):
             block = self.vectors[start : start + _BLOCK] @ unit  # [b]
+            if not np.isfinite(block).all():
+                raise UserError(
+                    f"{self.directory / _VECTORS}: expected finite numbers, and a query with "
+                    "finite features. Received: NaN or infinity. Make the index again."
+                )
             scores = np.concatenate([scores, block])
             rows = np.concatenate([rows, np.arange(start, start + len(block))])
             best = np.argsort(-scores, kind="stable")[:k]
@@ -187,23 +198,23 @@ class Index:
         """What images.jsonl says about some rows."""
         wanted = sorted(rows.tolist())
         found, done = {}, 0
-        with (self.directory / _IMAGES).open() as file:
+        with _refusing_damage(self.directory), (self.directory / _IMAGES).open("rb") as file:
             for row in wanted:
-                line = next(itertools.islice(file, row - done, None), "")
+                line = next(itertools.islice(file, row - done, None), b"")
                 found[row], done = _parsed_line(line, self.directory / _IMAGES), row + 1
         return found
 
 
-def _parsed_line(line: str, path: pathlib.Path) -> dict:
+def _parsed_line(line: bytes, path: pathlib.Path) -> dict:
     try:
         document = json.loads(line)
-        return {
-            "path": str(document["path"]),
-            "label": int(document["label"]),
-            "index": int(document["index"]),
-        }
-    except (ValueError, KeyError, TypeError):
-        raise UserError(f"{path}: expected a line per image. Received: {line[:80]!r}.") from None
+        found = {name: document[name] for name in ("path", "label", "index")}
+        numbers = (found["label"], found["index"])
+        if type(found["path"]) is str and all(type(n) is int and -1 <= n < 2**62 for n in numbers):
+            return found
+    except (ValueError, KeyError, TypeError, RecursionError):
+        pass
+    raise UserError(f"{path}: expected a line per image. Received: {line[:80]!r}.")
 
 
 def load(directory) -> Index:
@@ -214,7 +225,7 @@ def load(directory) -> Index:
         if facts["format"] != FORMAT or facts["format_version"] != 1:
             raise ValueError(f"format {facts['format']!r}, version {facts['format_version']!r}")
         _check_facts(facts)
-        vectors = np.load(path / _VECTORS, mmap_mode="r", allow_pickle=False)
+        vectors = np.lib.format.open_memmap(path / _VECTORS, "r")
         if vectors.ndim != 2 or vectors.dtype != np.float32 or len(vectors) != facts["rows"]:
             raise ValueError(f"{_VECTORS} of {vectors.dtype} {list(vectors.shape)}")
     return Index(path, vectors, facts)
@@ -232,10 +243,13 @@ def _check_facts(facts: dict[str, Any]) -> None:
 def _refusing_damage(path: pathlib.Path) -> Iterator[None]:
     try:
         yield
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except UserError:
+        raise
+    except Exception as error:  # parsers fail in more ways than can be listed
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise UserError(
             f"--index: expected what python -m amdim_tf.extract --index writes. Received: {path} "
-            f"({' '.join(str(error).split())})."
+            f"({reason})."
         ) from None
 
 
@@ -255,13 +269,12 @@ def features_of_query(index: Index, query: str, saved_model: str = "") -> np.nda
         raise UserError(
             f"--query: expected an image file. Received: {query} ({error.strerror})."
         ) from None
-    model = feature_model.FeatureModel(directory, ["f1"])
     if feature_model.identity(directory)["sha256"] != made_with["sha256"]:
         raise UserError(
             f"--saved_model: expected the model that {index.directory} was made with (step "
             f"{made_with['step']}). Received: {directory}, another one. Make the index again."
         )
-    features, good = model.of_files([contents])
+    features, good = feature_model.FeatureModel(directory, ["f1"]).of_files([contents])
     if not good.all():
         raise UserError(
             f"--query: expected a JPEG, PNG, BMP, GIF or WebP file. Received: {query}, which "
@@ -287,6 +300,8 @@ def images_of(index: Index, neighbours: list[Neighbour]) -> list[np.ndarray | No
 
 
 def _image_of(source: Source | None, neighbour: Neighbour) -> np.ndarray | None:
+    if source is not None and not 0 <= neighbour.index < len(source):
+        source = None  # data that has changed
     if isinstance(source, ArraySource):
         return source.images[neighbour.index]
     try:

@@ -107,7 +107,16 @@ def _evaluation_views(model: AMDIM, images):
     """Normalized views [N, S, S, 3] of uint8 images [N, H, W, 3]."""
     sides = tf.shape(images)[1:3]
     message = "images: expected a height and a width of at least 1 pixel. Received:"
-    with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(sides > 0), [message, sides])]):
+    # By what a signature declares, the number of channels is 3 and a comparison with it is dropped
+    # as true; but a call with others comes through. So the numbers are counted.
+    shape = tf.shape(images, tf.int64)
+    three = tf.size(images, tf.int64) == 3 * tf.reduce_prod(shape[:3])
+    expected = "images: expected the shape [N, H, W, 3]. Received:"
+    checks = [
+        tf.debugging.Assert(three, [expected, shape], summarize=8),
+        tf.debugging.Assert(tf.reduce_all(sides > 0), [message, sides]),
+    ]
+    with tf.control_dependencies(checks):
         # The maximum changes nothing but keeps oneDNN from complaining, as in views.two_views.
         return model.preprocess(tf.maximum(tf.cast(images, tf.float32), 0.0))
 

@@ -125,7 +125,9 @@ def _read_old_format(path):
         raise ValueError("numbers that are not little-endian")
     pickle = PickleReader(data, lambda storage: memoryview(data)[starts[storage.key] :])
     value, keys = pickle.read(), PickleReader(data).read()
-    if type(keys) is not list or sorted(map(str, keys)) != sorted(pickle.storages):
+    if type(keys) is not list or not all(type(key) is str for key in keys):
+        raise ValueError("a damaged list of storages")
+    if sorted(keys) != sorted(pickle.storages):
         raise ValueError("other storages than its tensors use")
     for key in keys:
         storage = pickle.storages[key]

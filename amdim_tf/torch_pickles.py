@@ -29,6 +29,7 @@ _LITERALS = ("BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT", "BINUNICODE")
 _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 _EMPTY = {"EMPTY_DICT": dict, "EMPTY_LIST": list, "EMPTY_TUPLE": tuple}
 _TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+_MOST_SIDES = 64  # of a tensor, as in NumPy
 
 
 class StoredTensor(NamedTuple):
@@ -165,7 +166,7 @@ class PickleReader:
     def _tensor(self, storage, offset, shape, strides) -> StoredTensor:
         """A tensor that lies in a storage, all of it."""
         sizes = (offset, *shape, *strides) if type(shape) is type(strides) is tuple else (None,)
-        if type(storage) is not Storage or not all(map(is_size, sizes)):
+        if type(storage) is not Storage or not all(map(is_size, sizes)) or len(shape) > _MOST_SIDES:
             raise ValueError("a damaged pickle")
         last = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
         # No tensor repeats numbers (stride 0): a small file does not become a large array.

@@ -19,6 +19,14 @@ def test_confusion_matrix_of_few_and_of_many_classes(tmp_path):
         assert np.asarray(Image.open(path).convert("RGB")).std() > 10
 
 
+@pytest.mark.parametrize("name", ["$\\frac$", "a$_$b", "not Unicode \udc80"])
+def test_odd_names_are_drawn(tmp_path, name):
+    charts.confusion_matrix([[1, 0], [0, 1]], [name, "b"], tmp_path / "confusion.png")
+    charts.lines({name: [(1, 2)]}, "x", "y", name, tmp_path / "lines.png")
+    charts.neighbours(np.zeros([8, 8, 3], np.uint8), [(name, None)], tmp_path / "found.png")
+    assert len(list(tmp_path.iterdir())) == 3
+
+
 def test_learning_curve_is_the_same_for_the_same_numbers(tmp_path):
     first, second = tmp_path / "first.png", tmp_path / "second.png"
     for path in (first, second):

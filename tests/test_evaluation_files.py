@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 from amdim_tf import evaluation_files
+from amdim_tf.errors import UserError
 
 LINEAR = {"accuracy": 0.7, "confusion": [[3, 1], [2, 4]]}
 RESULTS = {"dataset": "scenes", "classes": ["a", "b"], "baselines": {}}
@@ -51,3 +52,22 @@ def test_a_failure_to_write_leaves_the_file_before(tmp_path):
     with pytest.raises(OSError):
         evaluation_files.write(tmp_path, {**RESULTS, "step": 2, "linear": LINEAR})
     assert not list(history.parent.glob("*.partial"))
+
+
+def test_a_file_in_the_place_of_the_logs_gets_one_line(tmp_path):
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "evaluation").write_text("no directory")
+    with pytest.raises(UserError, match="logs/evaluation: expected a directory") as caught:
+        evaluation_files.write(tmp_path, {**RESULTS, "step": 1, "linear": LINEAR})
+    assert len(str(caught.value).splitlines()) == 1
+    assert (tmp_path / "evaluation" / "scenes.json").exists()
+
+
+def test_a_damaged_history_loses_its_odd_rows_only(tmp_path):
+    path = tmp_path / "history.csv"
+    path.write_text("step,linear\n1,0.5\nx,1\n2,nan\n3,inf\n4,1e300\n5\n6,0.6,7,8\n7,0.7\n")
+    rows = evaluation_files.read_history(path)
+    assert rows == [{"step": 1, "linear": 0.5}, {"step": 5}, {"step": 7, "linear": 0.7}]
+    path.write_text("step,linear\n1," + "9" * 200_000)
+    with pytest.raises(UserError, match=r"history\.csv: expected rows of numbers"):
+        evaluation_files.read_history(path)

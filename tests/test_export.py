@@ -21,7 +21,7 @@ from test_model import make_batch, make_config, make_model
 from test_train import ROOT, refused, run
 
 import amdim_tf
-from amdim_tf import checkpoints, config_file, directory_locks, exporting, views
+from amdim_tf import checkpoints, config_file, directory_locks, exporting, feature_model, views
 from amdim_tf.checkpoints import Checkpoints
 from amdim_tf.errors import UserError
 
@@ -118,6 +118,16 @@ def test_no_images_have_no_features(name, shape, signatures):
     (spec,) = signatures[name].structured_input_signature[1].values()
     outputs = signatures[name](**{spec.name: tf.zeros(shape, spec.dtype)})
     assert outputs["f1"].shape == (0, 32)
+
+
+@pytest.mark.parametrize("shape", [(3, 32, 32, 1), (2, 9, 9, 4), (32, 32, 3), (1, 2, 9, 9, 3)])
+@pytest.mark.parametrize("name", ["serving_default", "maps"])
+def test_images_of_other_shapes_are_refused(name, shape, signatures):
+    received = " ".join(map(str, shape))
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match=rf"expected the shape \[N, H, W, 3\].*\[{received}\]"
+    ):
+        signatures[name](images=tf.zeros(shape, tf.uint8))
 
 
 def test_images_without_pixels_are_refused(signatures):
@@ -513,6 +523,12 @@ def test_places_that_are_refused(place, received, model_dir, directory, tmp_path
         exporting.export(tmp_path / "run", target)
     assert received in str(error.value) and "\n" not in str(error.value)
     assert _all_bytes(tmp_path) == before
+
+
+def test_metadata_that_is_too_deep_is_none(tmp_path):
+    (tmp_path / "amdim_tf.json").write_text("[" * 100_000)
+    assert exporting._step_of_export(tmp_path) is None
+    assert feature_model.metadata(tmp_path) == {}
 
 
 def test_a_run_without_checkpoint(tmp_path):

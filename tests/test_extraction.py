@@ -363,6 +363,37 @@ def test_outputs_that_are_refused(outputs, export, folder, tmp_path):
     assert not (tmp_path / "f").exists()
 
 
+def _with_shard(**changes):
+    return lambda document: document["shards"][0].update(changes)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda document: document.pop("rows"),
+        lambda document: document.update(rows=document["rows"] + 6),
+        lambda document: document.update(rows="40"),
+        lambda document: document.pop("shards"),
+        lambda document: document.update(shards=[3]),
+        lambda document: document.update(shapes={"f1": 32}),
+        lambda document: document.update(classes=None),
+        lambda document: document.update(file_format="csv"),
+        lambda document: document.update(saved_model={}),
+        _with_shard(name="../features-00000-of-00004.npz"),
+        _with_shard(name=None),
+        _with_shard(rows=-1),
+        _with_shard(rows=True),
+    ],
+)
+def test_a_damaged_manifest_is_one_line(change, finished, tmp_path):
+    feature_directory.read_manifest(finished)
+    document = json.loads((finished / "manifest.json").read_text())
+    change(document)
+    (tmp_path / "manifest.json").write_text(json.dumps(document))
+    with pytest.raises(UserError, match=r"manifest\.json: expected what .* writes\. Received: "):
+        feature_directory.read_manifest(tmp_path)
+
+
 def test_a_full_disk_is_one_line(export, folder, tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, os.strerror(28))

@@ -49,9 +49,8 @@ def test_there_and_back(kind, count, tmp_path):
     path, rows = tmp_path / f"shard.{kind}", make_rows(count)
     feature_shards.write(path, kind, rows)
     assert_equal(feature_shards.read(path, kind, SHAPES), rows)
-    assert feature_shards.count(path, kind) == count
-    np.testing.assert_array_equal(feature_shards.indices(path, kind), rows.index)
-    assert [file.name for file in tmp_path.iterdir()] == [path.name]
+    np.testing.assert_array_equal(feature_shards.indices(path, kind, range(10, 20)), rows.index)
+    assert {file.name for file in tmp_path.iterdir()} == {path.name, f"{path.name}.rows"}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -145,6 +144,62 @@ def test_a_damaged_shard_is_named(kind, tmp_path):
     with pytest.raises(UserError, match=rf"shard\.{kind}: expected .*Remove it") as error:
         feature_shards.read(path, kind, SHAPES)
     assert "\n" not in str(error.value)
+
+
+def _odd_index(path, index):
+    np.savez(path, index=index, path=np.array(["a", "b"]), label=np.zeros(2, np.int32))
+
+
+def _encrypted(path):
+    _odd_index(path, np.array([10, 11]))
+    contents = bytearray(path.read_bytes())
+    for signature, place in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        start = contents.find(signature)
+        while start >= 0:
+            contents[start + place] |= 1
+            start = contents.find(signature, start + 4)
+    path.write_bytes(contents)
+
+
+def _enormous(path):
+    header = b"{'descr': '<i8', 'fortran_order': False, 'shape': (10000000000000,), }\n"
+    with zipfile.ZipFile(path, "w") as archive:
+        magic = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little")
+        archive.writestr("index.npy", magic + header)
+
+
+_DAMAGES = {
+    "empty": lambda path: path.write_bytes(b""),
+    "array": lambda path: np.save(path.open("wb"), np.zeros(3)),
+    "scalar": lambda path: _odd_index(path, np.int64(10)),
+    "floats": lambda path: _odd_index(path, np.array([10.0, 11.0])),
+    "short": lambda path: _odd_index(path, np.array([10])),
+    "falling": lambda path: _odd_index(path, np.array([11, 10])),
+    "twice": lambda path: _odd_index(path, np.array([10, 10])),
+    "before": lambda path: _odd_index(path, np.array([9, 10])),
+    "after": lambda path: _odd_index(path, np.array([10, 15])),
+    "encrypted": _encrypted,
+    "enormous": _enormous,
+}
+
+
+@pytest.mark.parametrize("damage", _DAMAGES)
+def test_other_damage_is_one_line(damage, tmp_path):
+    path = tmp_path / "shard.npz"
+    _DAMAGES[damage](path)
+    with pytest.raises(UserError, match=r"shard\.npz: expected .*Remove it") as error:
+        feature_shards.indices(path, "npz", range(10, 15))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("kept", [0, 3])
+def test_records_that_end_early_are_noticed(kept, tmp_path):
+    path, short = tmp_path / "shard.tfrecord", tmp_path / "short.tfrecord"
+    feature_shards.write(path, "tfrecord", make_rows())
+    feature_shards.write(short, "tfrecord", make_rows(kept))
+    short.replace(path)  # whole records, and nothing after them
+    with pytest.raises(UserError, match=rf"{kept} of the 5 rows that were written\. Remove it"):
+        feature_shards.indices(path, "tfrecord", range(10, 15))
 
 
 def test_unknown_kinds_are_refused():

@@ -2,6 +2,8 @@
 
 import dataclasses
 import errno
+import io
+import resource
 import threading
 
 import numpy as np
@@ -60,20 +62,79 @@ def test_another_key_takes_the_place_of_the_first(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["set"]
 
 
-@pytest.mark.parametrize("name", ["values.npy", "labels.npy", "key.json"])
-def test_damaged_features_are_extracted_again(tmp_path, name):
+def _npy(array):
+    contents = io.BytesIO()
+    np.save(contents, array)
+    return contents.getvalue()
+
+
+def _refused(tmp_path, name, damage):
+    """Whether features are extracted again after `damage`, bytes -> bytes, to a file of them."""
     function = _Counting()
-
-    def extract():
-        return features.cached_features(
-            tmp_path / "set", "key", function, _source(), CONFIG, "test"
-        )
-
-    extract()
+    arguments = (tmp_path / "set", "key", function, _source(), CONFIG, "test")
+    before = features.cached_features(*arguments)
     path = tmp_path / "set" / name
-    path.write_bytes(path.read_bytes()[:-5])
-    assert len(extract().values) == 7
-    assert function.calls == 2
+    contents = damage(path.read_bytes())
+    path.unlink()  # the map of the features before stays as it is
+    path.write_bytes(contents)
+    after = features.cached_features(*arguments)
+    np.testing.assert_array_equal(after.values, before.values)
+    np.testing.assert_array_equal(after.labels, before.labels)
+    return function.calls == 2
+
+
+@pytest.mark.parametrize("name", ["values.npy", "labels.npy", "key.json"])
+@pytest.mark.parametrize(
+    "damage", [lambda old: old[:-5], lambda old: b"", lambda old: b"[" * 9000, lambda old: b"\xff"]
+)
+def test_damaged_features_are_extracted_again(tmp_path, name, damage):
+    assert _refused(tmp_path, name, damage)
+
+
+@pytest.mark.parametrize(
+    ("name", "array"),
+    [
+        ("labels.npy", np.int32(1)),
+        ("labels.npy", np.array(["a"] * 7)),
+        ("labels.npy", np.zeros(7, np.float32)),
+        ("labels.npy", np.zeros(6, np.int32)),
+        ("values.npy", np.zeros([7, 2], np.float32)),
+        ("values.npy", np.zeros([7, 3], np.int32)),
+        ("values.npy", np.zeros(21, np.float32)),
+    ],
+)
+def test_arrays_of_another_kind_are_extracted_again(tmp_path, name, array):
+    assert _refused(tmp_path, name, lambda _: _npy(array))
+
+
+@pytest.mark.parametrize("name", ["values.npy", "labels.npy"])
+@pytest.mark.parametrize("part", [(b"(7", b"(3"), (b"(7,", b"(7"), (b"<", b"'"), (b"4'", b"8'")])
+def test_damaged_headers_are_extracted_again(tmp_path, name, part):
+    assert _refused(tmp_path, name, lambda old: old.replace(*part).ljust(len(old)))
+
+
+def test_a_header_that_claims_terabytes_is_extracted_again(tmp_path):
+    claim = (b"(7,), }" + b" " * 12, b"(1000000000000,), }")
+    assert _refused(tmp_path, "labels.npy", lambda old: old.replace(*claim))
+
+
+def test_a_full_disk_is_an_error_that_leaves_nothing_aside(tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    arguments = (tmp_path / "set", "key", _Counting(), _source(200), CONFIG, "test")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            features.cached_features(*arguments)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_blocks_of_a_new_map_are_taken_at_once(tmp_path):
+    path = tmp_path / "values.npy"
+    values = features._new_map(path, (1000, 1000))
+    assert values.shape == (1000, 1000)
+    assert path.stat().st_blocks * 512 >= values.nbytes  # a file with holes has fewer
 
 
 def test_evaluations_at_once_extract_once(tmp_path, capsys):

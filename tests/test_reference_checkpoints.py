@@ -108,6 +108,38 @@ def test_contradictions(hyper, given, message, tmp_path):
     assert message in refused(reference_checkpoints.infer_settings, checkpoint, architecture, given)
 
 
+# Opcodes of values that take for ever to be shown, are too deep for it, too large, or no number.
+_DOUBLED = b")" + b"".join(bytes([ord("q"), i, ord("h"), i]) + b"\x86" for i in range(40))
+_ODD_VALUES = {"doubled": _DOUBLED, "nested": b")" + b"\x85" * 5000, "large": 2**2000, "list": b"]"}
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("name", ["ndf", "encoder_size", "tclip"])
+@pytest.mark.parametrize("value", _ODD_VALUES)
+def test_hyperparameters_that_are_no_numbers(value, name, kind, tmp_path):
+    state = {"encoder.a": np.zeros(2, np.float32)}
+    document = {"model": state, "hyperparams": {name: _ODD_VALUES[value], "n_depth": 2}}
+    path = PthWriter().write(tmp_path / "a.pth", document, kind)
+    line = refused(reference_checkpoints.load, path)
+    assert f"expected a number as hyper-parameter {name}." in line
+    document["hyperparams"] = {"note": _ODD_VALUES[value], "n_depth": 2}
+    path = PthWriter().write(tmp_path / "b.pth", document, kind)
+    assert reference_checkpoints.load(path).hyperparameters == {"n_depth": 2}
+
+
+@pytest.mark.parametrize(
+    "value", [np.datetime64("NaT"), np.array("x" * 1000), np.zeros(2), np.longdouble(1)]
+)
+def test_scalars_that_are_no_numbers(value, tmp_path):
+    state, _ = golden_state()
+    path = write_npz(tmp_path / "a.npz", state, **{"hyper/tclip": value})
+    assert "expected a number as hyper-parameter tclip." in refused(
+        reference_checkpoints.load, path
+    )
+    path = write_npz(tmp_path / "b.npz", state, **{"hyper/note": value, "hyper/ndf": 4})
+    assert reference_checkpoints.load(path).hyperparameters == {"ndf": 4}
+
+
 def _changed(**changes):
     """A golden state dict in which names (with _ for .) have other values; None removes one."""
     state, _ = golden_state()

@@ -12,6 +12,7 @@ from test_train import ROOT
 
 from amdim_tf import config as config_lib
 from amdim_tf import config_file
+from amdim_tf.errors import UserError
 
 sys.path.append(str(ROOT / "tools"))
 import report as report_tool
@@ -139,3 +140,67 @@ def test_mistakes_get_one_line(tmp_path):
     done = _report(f"--output_dir={tmp_path / 'out'}", run, code=2)
     assert "Run amdim_tf.evaluate first" in done.stderr and len(done.stderr.splitlines()) == 1
     assert not (tmp_path / "out").exists()
+
+
+ODD = [
+    {"step": "20"},
+    {"step": True},
+    {"command": 5},
+    {"linear": None},
+    {"linear": {}},
+    {"mlp": {"accuracy": "high"}},
+    {"knn": {"accuracy": float("nan")}},
+    {"baselines": [1]},
+    {"baselines": {"pixels": None}},
+    {"baselines": {"pixels": {"linear": {"accuracy": [0.5]}}}},
+    {"few_labels": [0.3]},
+    {"few_labels": {"10%": {"mean": 0.3}}},
+    {"few_labels": {"10%": 0.3}},
+    {"linear": {"accuracy": 0.5, "confusion": [[1, 2], [3]]}},
+    {"linear": {"accuracy": 0.5, "confusion": [[1, 2], ["3", 4]]}},
+    {"linear": {"accuracy": 0.5, "confusion": "none"}},
+    {"classes": None},
+    {"classes": ["a", 2]},
+    {"segmentation": None},
+    {"segmentation": {"7x7": [1]}},
+    {"segmentation": {"7x7": {"mixture": {"iou": 0.5}}}},
+]
+
+
+@pytest.mark.parametrize("odd", ODD, ids=map(str, range(len(ODD))))
+def test_odd_results_are_refused_by_name(tmp_path, odd):
+    path = _write_run(tmp_path / "run", 0.5) / "evaluation" / "scenes.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **odd}))
+    with pytest.raises(UserError, match=r"scenes\.json: expected .*Evaluate the run again"):
+        report_tool.read_runs([tmp_path / "run"])
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "7", "[]", "{}", "\udcff"])
+def test_results_that_are_no_results_are_refused_by_name(tmp_path, text):
+    run = _write_run(tmp_path / "run", 0.5)
+    path = run / "evaluation" / "scenes.json"
+    path.write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(UserError, match=r"scenes\.json: expected"):
+        report_tool.read_runs([run])
+
+
+def test_odd_figures_and_texts_do_not_end_a_report(tmp_path):
+    run = _write_run(tmp_path / "run$_$\udc80", 0.5)
+    path = run / "evaluation" / "scenes.json"
+    results = {**json.loads(path.read_text()), "command": "odd \udc80", "classes": ["\ud800", "$x"]}
+    path.write_text(json.dumps(results))
+    odd = "step,loss,linear\n1,nan,nan\n2,inf,inf\n1e300,3,3\n4,-1e300,-1e300\n"
+    (run / "metrics.csv").write_text(odd)
+    (run / "evaluation" / "scenes_history.csv").write_text(odd)
+    report_tool.write(report_tool.read_runs([run]), tmp_path / "out")
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {"report.md", "report.html", "confusion_0.png"}  # no curve has a point left
+    assert "odd ?" in (tmp_path / "out" / "report.md").read_text()
+
+
+def test_a_table_with_an_endless_field_is_refused_by_name(tmp_path):
+    run = _write_run(tmp_path / "run", 0.5)
+    (run / "metrics.csv").write_text("step,loss\n1," + "9" * 200_000)
+    with pytest.raises(UserError, match=r"metrics\.csv: expected rows of numbers"):
+        report_tool.write(report_tool.read_runs([run]), tmp_path / "out")
+    assert not list((tmp_path / "out").iterdir())

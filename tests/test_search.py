@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import resource
 import shutil
 
 import numpy as np
@@ -123,7 +124,11 @@ def test_another_model_is_refused(place, tmp_path):
     search_index.features_of_query(index, query, str(moved))
     weights = next((moved / "variables").glob("*.data*"))
     weights.write_bytes(weights.read_bytes() + b"\0")
+    (moved / "saved_model.pb").write_bytes(b"not to be loaded")
     with pytest.raises(UserError, match=r"--saved_model: expected the model that .* was made with"):
+        search_index.features_of_query(index, query, str(moved))
+    (moved / "saved_model.pb").unlink()
+    with pytest.raises(UserError, match=r"--saved_model: .* which has no saved_model\.pb"):
         search_index.features_of_query(index, query, str(moved))
 
 
@@ -185,7 +190,63 @@ def test_an_index_needs_f1(place):
         search_index.check_request(place / "new", request)
 
 
-@pytest.mark.parametrize("damage", ["missing", "text", "short", "pickle", "facts"])
+def test_shards_that_the_manifest_does_not_describe(place, tmp_path):
+    features = shutil.copytree(place / "f", tmp_path / "f")
+    document = json.loads((features / "manifest.json").read_text())
+    document["rows"] = document["shards"][0]["rows"] = 36
+    (features / "manifest.json").write_text(json.dumps(document))
+    with pytest.raises(UserError, match=r"expected 36 rows, as manifest\.json says\. Received: 30"):
+        search_index.build(features, tmp_path / "index")
+    assert [path.name for path in tmp_path.iterdir()] == ["f"]
+
+
+def test_a_full_disk_is_one_line(place, tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(UserError, match=r"--index: .*\(File too large\)"):
+            search_index.build(place / "f", tmp_path / "index")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"",
+        b"\xff\xfe\xfa",
+        b'{"path": "a", "label": Infinity, "index": 0}',
+        b'{"path": "a", "label": 0, "index": 100000000000000000000000}',
+        b'{"path": "a", "label": 0, "index": true}',
+        b"[" * 100_000,
+    ],
+)
+def test_damaged_lines_are_refused(line, tmp_path):
+    index = search_index.Index(tmp_path, np.ones([1, 4], np.float32) / 2, {})
+    (tmp_path / "images.jsonl").write_bytes(line + b"\n")
+    with pytest.raises(UserError, match=r"images\.jsonl: expected a line per image\. Received: "):
+        index.search(np.ones(4, np.float32), 1)
+
+
+def test_vectors_that_are_no_numbers_are_refused(tmp_path):
+    index = search_index.Index(tmp_path, np.full([1, 4], np.nan, np.float32), {})
+    with pytest.raises(UserError, match=r"vectors\.npy: expected finite numbers"):
+        index.search(np.ones(4, np.float32), 1)
+
+
+@pytest.mark.parametrize("index", [-1, 10**9])
+def test_neighbours_that_a_data_set_does_not_have_leave_a_gap(index, place):
+    loaded = search_index.load(place / "index")
+    facts = {**loaded.facts, "dataset": "scenes"}
+    loaded = search_index.Index(loaded.directory, loaded.vectors, facts)
+    found = search_index.Neighbour(0.5, "scenes/test/7", 0, index)
+    assert search_index.images_of(loaded, [found]) == [None]
+
+
+@pytest.mark.parametrize(
+    "damage", ["missing", "text", "short", "pickle", "facts", "empty", "npz", "deep"]
+)
 def test_a_damaged_index_is_refused(damage, place, tmp_path):
     index = shutil.copytree(place / "index", tmp_path / "index")
     if damage == "missing":
@@ -196,6 +257,12 @@ def test_a_damaged_index_is_refused(damage, place, tmp_path):
         facts = json.loads((index / "index.json").read_text())
         facts["saved_model"] = None
         (index / "index.json").write_text(json.dumps(facts))
+    elif damage == "empty":
+        (index / "vectors.npy").write_bytes(b"")
+    elif damage == "npz":
+        np.savez((index / "vectors.npy").open("wb"), _vectors(place))
+    elif damage == "deep":
+        (index / "index.json").write_text("[" * 100_000)
     elif damage == "short":
         np.save(index / "vectors.npy", _vectors(place)[:-1])
     else:

@@ -176,6 +176,17 @@ def test_truncated_and_altered_files(kind, tmp_path):
     assert 0 < sum(outcomes) < len(outcomes)
 
 
+def test_keys_of_storages_that_are_no_texts(tmp_path):
+    write_old(tmp_path / "a.pth", b"\x80\x02}.")
+    whole, keys = (tmp_path / "a.pth").read_bytes(), pickle.dumps([], 2)
+    assert whole.endswith(keys)
+    # A list of one tuple that is doubled 40 times: to show it would take for ever.
+    doubled = b"".join(bytes([ord("q"), i, ord("h"), i]) + b"\x86" for i in range(40))
+    hostile = whole.removesuffix(keys) + b"\x80\x02])" + doubled + b"a."
+    (tmp_path / "a.pth").write_bytes(hostile)
+    assert "a damaged list of storages" in refused(torch_files.read_pth, tmp_path / "a.pth")
+
+
 @pytest.mark.parametrize(
     ("contents", "message"),
     [

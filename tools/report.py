@@ -9,10 +9,10 @@ Nothing is computed anew: runs are read as `amdim_tf.train` and `amdim_tf.evalua
 """
 
 import base64
-import csv
 import html
 import json
 import pathlib
+import reprlib
 import shlex
 import sys
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 from absl import flags
 
-from amdim_tf import cli_flags, config_file
+from amdim_tf import cli_flags, config_file, safe_files
 from amdim_tf import config as config_lib
 from amdim_tf.errors import UserError
 
@@ -48,6 +48,9 @@ _EARLIER = (
 )
 # The most that is read of a file: what a run writes is far smaller.
 _MOST_BYTES = 50_000_000
+_MOST_IMAGES = 10**12
+_PROBES = ("linear", "mlp", "knn", "bag_of_features")
+_MEASURES = ("adjusted_rand_index", "iou")
 
 
 class Run(NamedTuple):
@@ -56,7 +59,6 @@ class Run(NamedTuple):
     directory: pathlib.Path
     label: str  # its last name, or the whole path where another run has the same one
     settings: dict[str, Any]
-    metrics: list[dict[str, str]]
     evaluations: dict[str, dict]  # by data set
 
 
@@ -71,22 +73,13 @@ def read_runs(directories: list[pathlib.Path]) -> list[Run]:
 
 
 def _read_run(directory: pathlib.Path, label: str) -> Run:
-    """Reads config.json, metrics.csv and evaluation/*.json of a run."""
+    """Reads config.json and evaluation/*.json of a run."""
     config, _ = config_file.load(config_file.path_in(directory))
     evaluations = {}
     for path in sorted((directory / "evaluation").glob("*.json")):
-        found = _read_json(path)
-        if not isinstance(found, dict) or not {"dataset", "step"} <= set(found):
-            raise UserError(
-                f"{path}: expected results of amdim_tf.evaluate. Evaluate the run again."
-            )
-        evaluations[path.stem] = found
-    metrics = directory / "metrics.csv"
-    rows = []
-    if metrics.exists():
-        with metrics.open(newline="", errors="replace") as file:
-            rows = list(csv.DictReader(file))
-    return Run(directory, label, config_lib.settings_of(config), rows, evaluations)
+        evaluations[path.stem] = _read_json(path)
+        check_results(evaluations[path.stem], path)
+    return Run(directory, label, config_lib.settings_of(config), evaluations)
 
 
 def _read_json(path: pathlib.Path):
@@ -94,8 +87,71 @@ def _read_json(path: pathlib.Path):
         raise UserError(f"{path}: expected at most {_MOST_BYTES} bytes of results.")
     try:
         return json.loads(path.read_text())
-    except (UnicodeDecodeError, ValueError) as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: expected JSON. Received: {error}.") from None
+
+
+def check_results(found, path: pathlib.Path) -> None:
+    """Raises a UserError unless what the report shows of an evaluation is there and of its kind.
+
+    Args:
+        found: the JSON document.
+        path: of its file, for the error.
+    """
+
+    def demand(holds: bool, what: str, received) -> None:
+        if not holds:
+            raise UserError(
+                f"{path}: expected {what}, as amdim_tf.evaluate writes it. Received: "
+                f"{reprlib.repr(received)}. Evaluate the run again."
+            )
+
+    def table(holder: dict, name: str) -> dict:
+        value = holder.get(name, {})
+        demand(isinstance(value, dict), f"an object {name!r}", value)
+        return value
+
+    def numbers(holder: dict, names: tuple[str, ...], least: int) -> None:
+        for name in names:
+            value = holder.get(name)
+            demand(_is_number(value, least, 1), f"{name!r} from {least} to 1", value)
+
+    demand(isinstance(found, dict) and {"dataset", "step"} <= set(found), "results", found)
+    demand(type(found["step"]) is int, "a whole number 'step'", found["step"])
+    demand(isinstance(found.get("command", ""), str), "text 'command'", found.get("command"))
+    baselines = table(found, "baselines")
+    for results in (found, *(table(baselines, name) for name in baselines)):
+        for probe in _PROBES:
+            if probe in results:
+                numbers(table(results, probe), ("accuracy",), 0)
+        few = table(results, "few_labels")
+        if "10%" in few:
+            numbers(table(few, "10%"), ("mean", "std"), 0)
+    regions = table(table(found, "segmentation"), "7x7")
+    for method in regions:
+        numbers(table(regions, method), _MEASURES, -1)
+    confusion = table(found, "linear").get("confusion", [])
+    demand(_is_confusion(confusion, found.get("classes")), "counts 'confusion' of all pairs of "
+           "'classes'", confusion)  # fmt: skip
+
+
+def _is_number(value, least: float, most: float) -> bool:
+    """Whether a value of JSON is a number in a range; true, false and NaN are not."""
+    return type(value) in (int, float) and least <= value <= most
+
+
+def _is_confusion(confusion, classes) -> bool:
+    """Whether there is no confusion matrix, or one of K×K counts with K names."""
+    if confusion == []:
+        return True
+    return (
+        isinstance(confusion, list)
+        and isinstance(classes, list)
+        and all(isinstance(name, str) for name in classes)
+        and len(confusion) == len(classes)
+        and all(isinstance(row, list) and len(row) == len(classes) for row in confusion)
+        and all(_is_number(count, 0, _MOST_IMAGES) for row in confusion for count in row)
+    )
 
 
 def training_command(run: Run) -> str:
@@ -124,8 +180,7 @@ def result_rows(runs: list[Run]) -> list[list[str]]:
             for name, value in sets.items():
                 few = value.get("few_labels", {}).get("10%")
                 share = f"{100 * few['mean']:.1f} ± {100 * few['std']:.1f}" if few else "-"
-                probes = ("linear", "mlp", "knn", "bag_of_features")
-                rows.append([name, dataset, *(_percent(value, one) for one in probes), share])
+                rows.append([name, dataset, *(_percent(value, one) for one in _PROBES), share])
     return rows
 
 
@@ -133,7 +188,7 @@ def segmentation_rows(runs: list[Run]) -> list[list[str]]:
     """A row for each way to divide the images of a data set, of the runs that have a mixture."""
     return [
         [run.label, dataset, method.replace("_", " "),
-         *(f"{measures[name]:.3f}" for name in ("adjusted_rand_index", "iou"))]
+         *(f"{measures[name]:.3f}" for name in _MEASURES)]
         for run in runs
         for dataset, found in run.evaluations.items()
         for method, measures in found.get("segmentation", {}).get("7x7", {}).items()
@@ -158,14 +213,21 @@ def draw(runs: list[Run], directory: pathlib.Path) -> dict[str, pathlib.Path]:
     pictures = {}
 
     def curves(caption, name, series, x, y):
+        series = {
+            run: [point for point in points if all(abs(n) < charts.MOST_SHOWN for n in point)]
+            for run, points in series.items()
+        }
         series = {run: points for run, points in series.items() if points}
         if series:
             pictures[caption] = directory / name
             charts.lines(series, x, y, caption, directory / name)
 
-    loss = {run.label: _points(run.metrics, "step", "loss") for run in runs}
+    metrics = {
+        run.label: evaluation_files.read_table(run.directory / "metrics.csv") for run in runs
+    }
+    loss = {label: _points(rows, "step", "loss") for label, rows in metrics.items()}
     curves("Sum of the NCE losses in training", "loss.png", loss, "training step", "loss")
-    online = {run.label: _points(run.metrics, "step", "linear_accuracy") for run in runs}
+    online = {label: _points(rows, "step", "linear_accuracy") for label, rows in metrics.items()}
     curves("Online linear accuracy, on training views", "online.png", online, "training step",
            "accuracy")  # fmt: skip
     for dataset in sorted({name for run in runs for name in run.evaluations}):
@@ -284,6 +346,15 @@ def page(runs: list[Run], pictures: dict[str, pathlib.Path]) -> str:
     )
 
 
+def write(runs: list[Run], output: pathlib.Path) -> None:
+    """Writes the report and its pictures into a directory."""
+    output.mkdir(parents=True, exist_ok=True)
+    pictures = draw(runs, output)
+    texts = {"report.md": markdown(runs, pictures), "report.html": page(runs, pictures)}
+    for name, text in texts.items():  # names of files need not be UTF-8, the report is
+        safe_files.write_whole(output / name, text.encode(errors="replace"))
+
+
 def main(*directories: str) -> None:
     """Reads the runs and writes the report."""
     if not directories:
@@ -295,10 +366,7 @@ def main(*directories: str) -> None:
         )
     cli_flags.import_tensorflow_quietly()
     output = pathlib.Path(cli_flags.FLAGS.output_dir)
-    output.mkdir(parents=True, exist_ok=True)
-    pictures = draw(runs, output)
-    (output / "report.md").write_text(markdown(runs, pictures))
-    (output / "report.html").write_text(page(runs, pictures))
+    write(runs, output)
     print(f"Wrote {output / 'report.md'} and {output / 'report.html'}.")
 
 
