@@ -225,7 +225,8 @@ def _check_data(source: Source, config: Config, model_dir, worker: int) -> None:
             f"--data_dir: expected {directory}; it has vanished. Checkpoints are whole; bring it "
             "back, and run the same command again."
         )
-    if not config_file.path_in(model_dir).exists():
+    # Others than the first may look before it has written its files.
+    if worker == 0 and not config_file.path_in(model_dir).exists():
         raise UserError(
             f"--model_dir: expected {config_file.path_in(model_dir)}; it has vanished. What was "
             "trained cannot be kept without it: begin again, in another directory."

@@ -47,15 +47,19 @@ def make_weights_interesting(model):
 def _strategy_once(make=tf.distribute.MirroredStrategy, made={}):  # noqa: B006
     """Lets all rows share a strategy: two in one process would mix up their collectives."""
 
-    def strategy(devices):
-        if tuple(devices) not in made:
-            made[tuple(devices)] = make(devices)
-        return made[tuple(devices)]
+    def strategy(*devices):
+        key = make, str(devices)
+        if key not in made:
+            made[key] = make(*devices)
+        return made[key]
 
     return strategy
 
 
 tf.distribute.MirroredStrategy = _strategy_once()
+tf.distribute.MultiWorkerMirroredStrategy = _strategy_once(
+    tf.distribute.MultiWorkerMirroredStrategy
+)
 
 
 def run_steps(settings, zero=False, scale=None):
