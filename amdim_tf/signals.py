@@ -6,6 +6,9 @@ import os
 import signal
 
 
+_NUMBERS = (signal.SIGINT, signal.SIGTERM)
+
+
 class StopSignals:
     """While entered, notes SIGINT (Ctrl-C) and SIGTERM instead of dying of them.
 
@@ -19,9 +22,14 @@ class StopSignals:
 
     def __enter__(self) -> StopSignals:
         """Takes over both signals."""
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._before[number] = signal.signal(number, self._note)
+        self._before = {number: signal.getsignal(number) for number in _NUMBERS}
+        self.take_over()
         return self
+
+    def take_over(self) -> None:
+        """Takes them again, from a library that has taken them meanwhile."""
+        for number in _NUMBERS:
+            signal.signal(number, self._note)
 
     def __exit__(self, *_) -> None:
         """Gives them back."""
