@@ -1,11 +1,8 @@
 """The same numbers on one device, on several, on several machines, and in pieces."""
 
-import contextlib
 import json
 import os
 import pathlib
-import random
-import socket
 import subprocess
 import sys
 import warnings
@@ -19,6 +16,9 @@ from amdim_tf import distribution, microbatches
 from amdim_tf.errors import UserError
 
 ROOT = pathlib.Path(__file__).parent.parent
+sys.path.append(str(ROOT / "tools"))
+from benchmarks import workers as cluster  # noqa: E402
+
 SYNCHRONIZED = {"batch_norm": "synchronized"}
 
 # Process -> rows that share its devices: name -> the row it must equal, settings, and what else
@@ -81,26 +81,9 @@ QUICK_XLA = {
 }
 
 
-def _free_ports(count):
-    """Below those that systems give to connections, which might take one before it is used."""
-    ports = []
-    while len(ports) < count:
-        port = random.SystemRandom().randrange(20_000, 32_000)
-        with socket.socket() as one, contextlib.suppress(OSError):
-            one.bind(("localhost", port))
-            ports.append(port)
-    return ports
-
-
-def _environments(workers, more):
+def environments(workers, more=None):
     """The environment of each worker; of one process alone if there is one."""
-    if workers == 1:
-        return [{**os.environ, **more}]
-    cluster = {"worker": [f"localhost:{port}" for port in _free_ports(workers)]}
-    return [
-        {**os.environ, **more, "TF_CONFIG": json.dumps({"cluster": cluster, "task": task})}
-        for task in ({"type": "worker", "index": number} for number in range(workers))
-    ]
+    return [{**os.environ, **(more or {}), **one} for one in cluster.environments(workers)]
 
 
 def _errors_of(words, workers, more):
@@ -109,7 +92,7 @@ def _errors_of(words, workers, more):
         subprocess.Popen(
             words, env=environment, text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
         )
-        for environment in _environments(workers, more)
+        for environment in environments(workers, more)
     ]
     ends = [process.communicate(timeout=600)[1] for process in processes]
     if any(process.returncode for process in processes):

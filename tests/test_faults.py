@@ -1,5 +1,6 @@
 """What must not harm a run: kills, a full or read-only disk, a second process, bad numbers."""
 
+import contextlib
 import os
 import pathlib
 import random
@@ -186,19 +187,25 @@ def test_a_disk_that_cannot_be_written(small_disk, images):
         _train(small_disk / "run", images, train_steps=2)
 
 
-def test_a_run_whose_directory_vanishes_does_not_say_that_it_is_saved(tmp_path, images):
-    run = tmp_path / "run"
+@contextlib.contextmanager
+def _moved_while_training(path, run):
+    """Renames a directory when a run has written its first row."""
 
     def take_away():
         while not (run / "metrics.csv").exists():
             time.sleep(0.01)
-        run.rename(tmp_path / "moved")
+        path.rename(path.with_name("moved"))
 
     thief = threading.Thread(target=take_away, daemon=True)
     thief.start()
-    with pytest.raises(UserError, match=r"vanished|metrics\.csv: expected to be written"):
-        _train(run, images, train_steps=10**6)
+    yield
     thief.join()
+
+
+def test_a_run_whose_directory_vanishes_does_not_say_that_it_is_saved(tmp_path, images):
+    run, told = tmp_path / "run", r"vanished|metrics\.csv: expected to be written"
+    with _moved_while_training(run, run), pytest.raises(UserError, match=told):
+        _train(run, images, train_steps=10**6)
     assert not config_file.path_in(run).exists()
 
 
@@ -206,17 +213,9 @@ def test_images_that_vanish(tmp_path):
     """Large pictures stay on disk and are read as they are needed."""
     images, run = tmp_path / "images", tmp_path / "run"
     fault_test.make_images(images, side=200)
-
-    def take_away():
-        while not (run / "metrics.csv").exists():
-            time.sleep(0.01)
-        images.rename(tmp_path / "moved")
-
-    thief = threading.Thread(target=take_away, daemon=True)
-    thief.start()
-    with pytest.raises(UserError, match=r"--data_dir: expected .*; it has vanished"):
+    told = r"--data_dir: expected .*; it has vanished"
+    with _moved_while_training(images, run), pytest.raises(UserError, match=told):
         _train(run, images, train_steps=10**6)
-    thief.join()
 
 
 def test_a_soak_too_short_to_be_seen_is_one_line():

@@ -8,7 +8,7 @@ import sys
 import time
 
 import pytest
-from test_distribution import _environments
+from test_distribution import environments
 
 from amdim_tf import checkpoint_files, config_file
 
@@ -26,7 +26,7 @@ def _start(model_dir, steps):
             [*words, f"--train_steps={steps}"], cwd=ROOT, env=environment, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )
-        for environment in _environments(2, {})
+        for environment in environments(2)
     ]  # fmt: skip
 
 

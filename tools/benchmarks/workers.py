@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import os
 import pathlib
+import random
 import socket
 import statistics
 import subprocess
@@ -51,7 +53,7 @@ def _images_per_second(given: list[str], affinities: list[set[int]]) -> float:
                 stdout=subprocess.DEVNULL,
                 preexec_fn=lambda cores=cores: os.sched_setaffinity(0, cores),
             )
-            for cores, environment in zip(affinities, _environments(len(affinities)), strict=True)
+            for cores, environment in zip(affinities, environments(len(affinities)), strict=True)
         ]  # fmt: skip
         codes = [process.wait() for process in processes]
         if any(codes):
@@ -62,14 +64,22 @@ def _images_per_second(given: list[str], affinities: list[set[int]]) -> float:
     return statistics.harmonic_mean(rates[_WARM_UP_ROWS:])
 
 
-def _environments(workers: int) -> list[dict[str, str]]:
+def _free_ports(count: int) -> list[int]:
+    """Below those that systems give to connections, which might take one before it is used."""
+    ports: list[int] = []
+    while len(ports) < count:
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        with socket.socket() as one, contextlib.suppress(OSError):
+            one.bind(("localhost", port))
+            ports.append(port)
+    return ports
+
+
+def environments(workers: int) -> list[dict[str, str]]:
     """TF_CONFIG of each worker on this machine; none for one process alone."""
     if workers == 1:
         return [{}]
-    sockets = [socket.create_server(("localhost", 0)) for _ in range(workers)]
-    addresses = [f"localhost:{one.getsockname()[1]}" for one in sockets]
-    for one in sockets:
-        one.close()
+    addresses = [f"localhost:{port}" for port in _free_ports(workers)]
     return [
         {
             "TF_CONFIG": json.dumps(
