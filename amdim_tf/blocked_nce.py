@@ -38,7 +38,7 @@ def block_rows(block: str, images: int | None, consequents_shape, components: in
 
 
 def blocked_losses(
-    losses_of_rows: Callable, antecedents, consequents, offset, size: int, compiled: bool = False
+    losses_of_rows: Callable, antecedents, consequents, size: int, compiled: bool = False
 ) -> tuple[tf.Tensor, ...]:
     """Sums over all blocks of the losses that `losses_of_rows` gives for one.
 
@@ -47,7 +47,6 @@ def blocked_losses(
             first belongs to image `offset`. It must not use variables.
         antecedents: float32 [A, ..., D]; the dots stand for several antecedents of an image.
         consequents: float32 [B, S, D].
-        offset: the image that antecedent 0 belongs to.
         size: r. Where it does not divide A, the last block is smaller.
         compiled: whether XLA compiles this. It finds buffers to reuse by itself; without it, the
             consequents' gradient is added to in place by an operation that XLA does not know.
@@ -60,7 +59,7 @@ def blocked_losses(
     @tf.custom_gradient
     def losses(antecedents, consequents):
         values, of_antecedents, of_consequents = _in_one_pass(
-            losses_of_rows, antecedents, consequents, offset, size, compiled
+            losses_of_rows, antecedents, consequents, size, compiled
         )
 
         def gradient(*upstream):
@@ -71,7 +70,63 @@ def blocked_losses(
     return losses(antecedents, consequents)
 
 
-def _in_one_pass(losses_of_rows, antecedents, consequents, offset, size, compiled):
+def blocked_sums(
+    sums_of_rows: Callable, antecedents, consequents, size: int, compiled: bool = False
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Sums over some consequents for each antecedent, with the scores of `size` images at a time.
+
+    These are not yet normalizers, so their gradient cannot be known in the same pass: it scores a
+    second time.
+
+    Args:
+        sums_of_rows: (scores [r, K, b, S], first image) -> ([r, K], a scalar), for the antecedents
+            of r images. It must not use variables.
+        antecedents: float32 [B, K, D].
+        consequents: float32 [b, S, D].
+        size, compiled: as in `blocked_losses`.
+
+    Returns:
+        ([B, K], the sum of the scalars).
+    """
+    B, K, D = antecedents.shape
+    flat = [consequents.shape[0] * consequents.shape[1], D]
+
+    def of_block(start, rows):
+        block = tf.slice(antecedents, [start, 0, 0], [rows, K, D])
+        scores = tf.matmul(
+            tf.reshape(block, [rows * K, D]), tf.reshape(consequents, flat), transpose_b=True
+        )
+        scores = tf.reshape(scores * D**-0.5, [rows, K, *consequents.shape[:2]])
+        return sums_of_rows(scores, start)
+
+    @tf.custom_gradient
+    def sums(antecedents, consequents):
+        whole = B // size
+        each, scalars = tf.map_fn(
+            lambda number: of_block(number * size, size),
+            tf.range(whole),
+            fn_output_signature=(tf.float32, tf.float32),
+            parallel_iterations=1,
+        )
+        found, scalar = [tf.reshape(each, [whole * size, K])], tf.reduce_sum(scalars)
+        if B % size:
+            rest, more = of_block(whole * size, B % size)
+            found, scalar = [*found, rest], scalar + more
+
+        def gradient(of_sums, of_scalar):
+            def losses_of_rows(scores, start):
+                values, scalar = sums_of_rows(scores, start)
+                weights = tf.slice(of_sums, [start, 0], [scores.shape[0], K])
+                return tf.reduce_sum(weights * values), of_scalar * scalar
+
+            return _in_one_pass(losses_of_rows, antecedents, consequents, size, compiled)[1:]
+
+        return (tf.concat(found, axis=0), scalar), gradient
+
+    return sums(antecedents, consequents)
+
+
+def _in_one_pass(losses_of_rows, antecedents, consequents, size, compiled):
     """Losses, and the gradients of their sum for antecedents and consequents."""
     images = antecedents.shape[0]
     whole = images // size
@@ -82,7 +137,7 @@ def _in_one_pass(losses_of_rows, antecedents, consequents, offset, size, compile
             [start] + [0] * (antecedents.shape.rank - 1),
             [rows, *antecedents.shape[1:]],
         )
-        return _one_block(losses_of_rows, block, consequents, offset + start, gradient, compiled)
+        return _one_block(losses_of_rows, block, consequents, start, gradient, compiled)
 
     def body(number, values, of_antecedents, gradient):
         added, of_block_, gradient = of_block(number * size, size, gradient)

@@ -24,15 +24,20 @@ def _layers(model: AMDIM):
         shape = stage.compute_output_shape(shape)
 
 
+def encoder_flops(model: AMDIM) -> int:
+    """Multiplications and additions of the encoder alone for one image."""
+    return sum(
+        (_residual_flops if isinstance(layer, ResidualLayer) else _convolution_flops)(layer, shape)
+        for layer, shape in _layers(model)
+    )
+
+
 def forward_flops(model: AMDIM) -> int:
     """Multiplications and additions of encoder, embeddings and mixture for one view of an image.
 
     Only matrix products count: convolutions and dense layers.
     """
-    total = 0
-    for layer, shape in _layers(model):
-        of_layer = _residual_flops if isinstance(layer, ResidualLayer) else _convolution_flops
-        total += of_layer(layer, shape)
+    total = encoder_flops(model)
     for scale, embedding in ((5, model.embedding5), (7, model.embedding7)):
         if scale in model.scales:
             kernels = (embedding.conv1.kernel, embedding.conv2.kernel, embedding.shortcut.kernel)

@@ -57,11 +57,20 @@ class Mixture(keras.layers.Layer):
         residuals = tf.reshape(residuals, [-1, self.components, f1.shape[-1]])  # [N, k, D]
         return f1[:, None] + residuals
 
-    def choose_negatives(self, embedding):
-        """Vectors of a training batch's φ7, [B, S, D], from all of its images, to be kept."""
-        flat = tf.reshape(embedding, [-1, embedding.shape[-1]])  # [B·S, D]
-        rows = tf.range(_NEGATIVES) * tf.shape(flat)[0] // _NEGATIVES
-        return tf.cast(tf.gather(flat, rows), tf.float32)
+    def choose_negatives(self, embedding, batch: int, offset):
+        """Vectors of a training batch's φ7, from all of its images, to be kept: [M, D].
+
+        Args:
+            embedding: [b, S, D], of the images from `offset` on; what is chosen of other images is
+                zero, so that the sum over replicas is the choice.
+            batch: images of the global batch.
+            offset: see above.
+        """
+        b, S, D = embedding.shape
+        places = tf.range(_NEGATIVES) * (batch * S) // _NEGATIVES - offset * S  # [M]
+        own = (places >= 0) & (places < b * S)
+        vectors = tf.gather(tf.reshape(embedding, [b * S, D]), tf.where(own, places, 0))
+        return tf.where(own[:, None], tf.cast(vectors, tf.float32), 0.0)
 
     def get_config(self):
         """The constructor's arguments."""

@@ -59,7 +59,7 @@ def nce_log_probabilities(scores, offset=0):
     return -tf.nn.softplus(log_negatives - positives), positives
 
 
-def _float32(values):
+def as_float32(values):
     """Half precision widened to float32, in which scores are computed under any policy."""
     return tf.cast(values, tf.float32) if values.dtype.size < 4 else values
 
@@ -79,48 +79,47 @@ class MixtureLoss(typing.NamedTuple):
     figures: MixtureFigures
 
 
-def nce_loss(
-    antecedents, consequents, clip, regularization, offset=0, block="auto", compiled=False
-):
+def nce_loss(antecedents, consequents, clip, regularization, block="auto", compiled=False):
     """The NCE loss of one task in one direction, and its score regularizer (section 3.3).
 
     Args:
-        antecedents: [A, D]: all images of the batch, or some of them.
-        consequents: [B, S, D], of all images.
+        antecedents: [B, D].
+        consequents: [B, S, D].
         clip: c, or 0 for no clipping.
         regularization: λ; the regularizer uses the scores before clipping.
-        offset: the image that antecedent 0 belongs to.
         block: how many images have their scores in memory at a time (`block_rows`).
         compiled: whether XLA compiles this.
 
-    Returns:
-        The share that these antecedents have in the batch's mean: over the parts of a batch, the
-        shares add up to its loss. In blocks, only the sum of both scalars has a gradient.
+    In blocks, only the sum of both scalars has a gradient.
     """
 
     def losses_of_rows(scores, offset):
         log_probabilities, _ = nce_log_probabilities(soft_clip(scores, clip), offset)  # [r, S]
         share = _share_of(scores)
         return (
-            -share * tf.reduce_mean(log_probabilities),
+            plain_share(log_probabilities, share),
             share * regularization * tf.reduce_mean(tf.square(scores)),
         )
 
-    return TaskLoss(*_in_blocks(losses_of_rows, antecedents, consequents, offset, block, compiled))
+    return TaskLoss(*_in_blocks(losses_of_rows, antecedents, consequents, block, compiled))
+
+
+def plain_share(log_probabilities, share):
+    """The loss of some images, as their share of the batch's mean. log_probabilities: [r, S]."""
+    return -share * tf.reduce_mean(log_probabilities)
 
 
 def mixture_loss(
-    antecedents, consequents, clip, regularization, temperature, offset=0, block="auto",
-    compiled=False,
-):  # fmt: skip
+    antecedents, consequents, clip, regularization, temperature, block="auto", compiled=False
+):
     """The loss of one task in one direction whose antecedents are mixtures (section 3.7).
 
     Args:
-        antecedents: [A, K, D].
+        antecedents: [B, K, D].
         consequents: [B, S, D].
         clip, regularization: as in `nce_loss`; the regularizer is the mean over the components.
         temperature: τ of the mixture.
-        offset, block, compiled: as in `nce_loss`.
+        block, compiled: as in `nce_loss`.
     """
     K = antecedents.shape[1]
 
@@ -133,18 +132,27 @@ def mixture_loss(
             axis=1,
         )  # [r, K, S]
         share = _share_of(scores)
-        figures = mixture_figures(log_probabilities, temperature)  # without a gradient
-        return (
-            -share * tf.reduce_mean(mixture_objective(log_probabilities, temperature)),
-            share * regularization * tf.reduce_mean(tf.square(scores)),
-            share * figures.entropy,
-            *(share * usage for usage in tf.unstack(figures.usage)),
-        )
+        loss, figures = mixture_share(log_probabilities, share, temperature)
+        regularizer = share * regularization * tf.reduce_mean(tf.square(scores))
+        return loss, regularizer, figures.entropy, *tf.unstack(figures.usage)
 
     loss, regularizer, entropy, *usage = _in_blocks(
-        losses_of_rows, antecedents, consequents, offset, block, compiled
+        losses_of_rows, antecedents, consequents, block, compiled
     )
     return MixtureLoss(loss, regularizer, MixtureFigures(tf.stack(usage), entropy))
+
+
+def mixture_share(log_probabilities, share, temperature):
+    """The mixture's loss of some images, as their share of the batch's mean, and its figures.
+
+    Args:
+        log_probabilities: [r, K, S].
+        share: the part of the batch that these images are.
+        temperature: τ.
+    """
+    figures = mixture_figures(log_probabilities, temperature)  # without a gradient
+    loss = -share * tf.reduce_mean(mixture_objective(log_probabilities, temperature))
+    return loss, MixtureFigures(share * figures.usage, share * figures.entropy)
 
 
 def _share_of(scores):
@@ -153,7 +161,7 @@ def _share_of(scores):
     return 1.0 if rows == batch else rows / batch
 
 
-def _in_blocks(losses_of_rows, antecedents, consequents, offset, block, compiled):
+def _in_blocks(losses_of_rows, antecedents, consequents, block, compiled):
     """The scalars that `losses_of_rows` gives for all antecedents, some of them at a time."""
     batch = consequents.shape[0]
     if batch is not None and batch < 2:
@@ -161,16 +169,16 @@ def _in_blocks(losses_of_rows, antecedents, consequents, offset, block, compiled
             "NCE takes its negatives from the other images of the batch: expected at least 2 "
             f"images. Received: a batch of {batch}."
         )
-    antecedents, consequents = _float32(antecedents), _float32(consequents)
+    antecedents, consequents = as_float32(antecedents), as_float32(consequents)
     rows, components = antecedents.shape[0], antecedents.shape[1:-1]
     size = block_rows(block, rows, consequents.shape, *components)
     if size != rows:
-        return blocked_losses(losses_of_rows, antecedents, consequents, offset, size, compiled)
+        return blocked_losses(losses_of_rows, antecedents, consequents, size, compiled)
     flat = tf.reshape(antecedents, [-1, antecedents.shape[-1]])  # [A·K, D]
     scores = scaled_scores(flat, consequents)  # [A·K, B, S]
     if components:
         scores = tf.reshape(scores, [-1, *components, *scores.shape[1:]])  # [A, K, B, S]
-    return losses_of_rows(scores, offset)
+    return losses_of_rows(scores, 0)
 
 
 def antecedents_of(embedding, locations):
@@ -201,7 +209,7 @@ def flat_locations(embedding):
 
 def multiscale_losses(
     tasks, view1, view2, locations1, locations2, clip, regularization,
-    targets=None, offset=0, block="auto", compiled=False, mixtures=(), temperature=1.0,
+    block="auto", compiled=False, mixtures=(), temperature=1.0,
 ):  # fmt: skip
     """Losses of all tasks n→m, both directions averaged (paper section 3.5).
 
@@ -211,9 +219,7 @@ def multiscale_losses(
         locations1, locations2: {n: [B]}, the location drawn in each view for tasks with a local
             antecedent of scale n.
         clip, regularization: as in `nce_loss`.
-        targets: both views' embeddings of the global batch, of which view1 and view2 hold the
-            images from `offset` on; None: view1 and view2 are the batch.
-        offset, block, compiled: as in `nce_loss`.
+        block, compiled: as in `nce_loss`.
         mixtures: for each view the components [B, K, D] that take the place of φ1 as antecedent;
             nothing where there is no mixture.
         temperature: τ of the mixture.
@@ -221,7 +227,7 @@ def multiscale_losses(
     Returns:
         Task name -> TaskLoss, or MixtureLoss where components are the antecedent.
     """
-    common = {"offset": offset, "block": block, "compiled": compiled}
+    common = {"block": block, "compiled": compiled}
 
     def one_direction(n, m, source, target, locations, components):
         consequents = flat_locations(target[m])
@@ -232,12 +238,11 @@ def multiscale_losses(
         antecedents = antecedents_of(source[n], locations.get(n))
         return nce_loss(antecedents, consequents, clip, regularization, **common)
 
-    targets1, targets2 = targets or (view1, view2)
     components1, components2 = mixtures or (None, None)
     losses = {}
     for task in tasks:
         n, m = parse_task(task)
-        forward = one_direction(n, m, view1, targets2, locations1, components1)
-        backward = one_direction(n, m, view2, targets1, locations2, components2)
+        forward = one_direction(n, m, view1, view2, locations1, components1)
+        backward = one_direction(n, m, view2, view1, locations2, components2)
         losses[task] = tf.nest.map_structure(lambda a, b: (a + b) / 2, forward, backward)
     return losses

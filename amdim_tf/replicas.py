@@ -30,14 +30,19 @@ def summed(values):
     return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, values)
 
 
+@tf.custom_gradient
 def gathered(values):
-    """Tensors of all replicas one after the other, [b, ...] -> [B, ...].
+    """Tensors of all replicas one after the other, [b, ...] -> [B, ...]; differentiable.
 
-    Not differentiable: the caller sums the gradient and takes its own rows. TensorFlow's own
-    gradient of this gathers the shapes a second time, and loses them.
+    TensorFlow's own gradient of this gathers the shapes a second time, and loses them.
     """
-    whole = tf.distribute.get_replica_context().all_gather(tf.stop_gradient(values), axis=0)
-    return tf.ensure_shape(whole, [values.shape[0] * count(), *values.shape[1:]])
+    images = values.shape[0]
+    whole = tf.distribute.get_replica_context().all_gather(values, axis=0)
+
+    def gradient(upstream):
+        return own_rows(summed(upstream), images)
+
+    return tf.ensure_shape(whole, [images * count(), *values.shape[1:]]), gradient
 
 
 def own_rows(values, images: int):

@@ -78,11 +78,16 @@ def batches(
             for name, value in batch.items()
         }
 
+    # TensorFlow waits for the thread that tunes a distributed data set, up to a minute, at its end.
+    untuned = tf.data.Options()
+    untuned.autotune.enabled = False
     # A replica takes one element after the other; TensorFlow copies them to its device ahead. Of
     # batches without end, since workers would else ask each other before every one whether it is
     # the last.
     endless = devices.strategy.distribute_datasets_from_function(
-        lambda context: of_worker().map(part).unbatch().prefetch(2 * local).repeat()
+        lambda context: (
+            of_worker().map(part).unbatch().prefetch(2 * local).repeat().with_options(untuned)
+        )
     )
     return itertools.islice(endless, last_step - first_step)
 

@@ -1,9 +1,9 @@
 """One step of optimization, on one device or on one of many replicas.
 
 Embeddings first, then the NCE and its gradient with respect to them, then the encoder's gradient.
-Between the first two, replicas gather each other's consequents, so that negatives come from the
-global batch; the encoder passes and the NCE hold no communication and can each be compiled. What a
-replica computes is its share of the global loss: gradients, logs and statistics add up.
+In the second, replicas communicate, so that negatives come from the global batch (replica_nce.py);
+what lies between the communications can be compiled. What a replica computes is its share of the
+global loss: gradients, logs and statistics add up.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ import tensorflow as tf
 
 from amdim_tf import batch_norm, microbatches, replicas
 from amdim_tf.classifiers import classification_loss
-from amdim_tf.config import DistributionConfig, parse_task
+from amdim_tf.config import DistributionConfig
 from amdim_tf.mixture_watch import mixture_logs
 from amdim_tf.nce import flat_locations, multiscale_losses
+from amdim_tf.replica_nce import ReplicaNCE
 
 if typing.TYPE_CHECKING:
     from amdim_tf.model import AMDIM
@@ -66,12 +67,11 @@ class TrainingStep:
     ):
         self._model, self._settings, self._compiled = model, settings, compiled
         self._synchronized = settings.batch_norm == "synchronized"
-        self.forward, self.nce = self._forward, self._nce_gradient
-        if islands:
-            self.nce = tf.function(self.nce, jit_compile=True, autograph=False)
-            # Synchronized batch norm communicates within the pass.
-            if not self._synchronized:
-                self.forward = tf.function(self.forward, jit_compile=True, autograph=False)
+        self.forward = self._forward
+        # Synchronized batch norm communicates within the pass.
+        if islands and not self._synchronized:
+            self.forward = tf.function(self.forward, jit_compile=True, autograph=False)
+        self.replica_nce = ReplicaNCE(model.settings, settings.nce_block, compiled, islands)
 
     def __call__(self, data, drawn=None) -> dict[str, tf.Tensor]:
         """One step on this replica's images; returns named scalars, the same on all replicas.
@@ -177,9 +177,10 @@ class TrainingStep:
         with tf.GradientTape() as tape:
             passed = self.forward(_of_pass(data), labelled)
             classifier_loss = scaled(passed.classifier_loss, scale)
-        logs, upstream, negatives = self._nce_of_replicas(passed.embedded, data["locations"], scale)
+        logs, upstream = self._nce(passed.embedded, data["locations"], scale)
         gradients = self._encoder_gradients(tape, passed.embedded, classifier_loss, upstream)
         logs["total"] += passed.classifier_loss
+        negatives = self._negatives_in(passed.embedded)
         return Backward(gradients, logs | passed.logs, passed.moments, negatives)
 
     def _backward_in_microbatches(self, data, scale, size: int) -> Backward:
@@ -191,7 +192,7 @@ class TrainingStep:
             return self.forward(microbatches.rows(_of_pass(data), number, size), labelled).embedded
 
         embedded = microbatches.stacked(embed, count)
-        logs, upstream, negatives = self._nce_of_replicas(embedded, data["locations"], scale)
+        logs, upstream = self._nce(embedded, data["locations"], scale)
 
         def run_again(number):
             part, of_part = microbatches.rows((_of_pass(data), upstream), number, size)
@@ -204,7 +205,7 @@ class TrainingStep:
         gradients, loss, more, moments = microbatches.summed(run_again, count)
         logs["total"] += loss
         moments = {name: value / count for name, value in moments.items()}
-        return Backward(gradients, logs | more, moments, negatives)
+        return Backward(gradients, logs | more, moments, self._negatives_in(embedded))
 
     def _encoder_gradients(self, tape, embedded, classifier_loss, upstream):
         """Gradients of all trained variables, given that of the NCE for the embeddings."""
@@ -218,92 +219,47 @@ class TrainingStep:
         """Views in the global batch that have a label."""
         return replicas.summed(2 * tf.reduce_sum(tf.cast(labels >= 0, tf.float32)))
 
-    def _nce_of_replicas(self, embedded: Embedded, locations, scale):
-        """Logs of the NCE, its gradient with respect to `embedded`, the mixture's negatives."""
-        if replicas.count() == 1:
-            logs, gradient, _ = self.nce(embedded, None, locations, 0, scale)
-            return logs, gradient, self._negatives_in(embedded.views)
-        images = embedded.views[0][self._model.scales[0]].shape[0]
-        targets = self._gather(embedded.views)
-        logs, gradient, of_targets = self.nce(
-            embedded, targets, locations, replicas.first_image(images), scale
-        )
-        summed = replicas.summed(self._join(of_targets))  # [B, L, D]
-        shares = self._part(replicas.own_rows(summed, images))
-        for view, share in zip(gradient.views, shares, strict=True):
-            for scale_, value in share.items():
-                own = view[scale_]
-                view[scale_] = own + tf.cast(tf.reshape(value, own.shape), own.dtype)
-        return logs, gradient, self._negatives_in(targets)
-
-    def _negatives_in(self, views):
-        """What a mixture keeps of the global batch; None without one."""
-        mixture = self._model.mixture
-        return None if mixture is None else mixture.choose_negatives(flat_locations(views[1][7]))
-
-    def _consequent_scales(self) -> list[int]:
-        return sorted({parse_task(task)[1] for task in self._model.settings.tasks})
-
-    def _join(self, views):
-        """All consequents of both views side by side, for one collective: [N, L, D].
-
-        In float32, in which scores are computed: not every collective knows bfloat16.
-        """
-        scales = self._consequent_scales()
-        parts = [flat_locations(view[m]) for view in views for m in scales]
-        return tf.cast(tf.concat(parts, axis=1), tf.float32)
-
-    def _part(self, joined):
-        """The inverse of `_join`: ({m: [N, S, D]}, {m: [N, S, D]})."""
-        scales = self._consequent_scales()
-        parts = tf.split(joined, [m * m for m in scales] * 2, axis=1)
-        halves = parts[: len(scales)], parts[len(scales) :]
-        return tuple(dict(zip(scales, half, strict=True)) for half in halves)
-
-    def _gather(self, views):
-        """The consequents of the global batch, of each view."""
-        return self._part(replicas.gathered(self._join(views)))
-
-    def _nce_gradient(self, embedded: Embedded, targets, locations, offset, scale):
-        """Losses of this replica's images, with the gradients of their sum.
-
-        Args:
-            embedded: of this replica; views are ({n: [b, …, D]}, {n: …}).
-            targets: ({m: [B, S, D]}, {m: …}), the global batch's; None: they are those views.
-            locations: {n: ([b], [b])}.
-            offset: place of the first of these images in the global batch.
-            scale: the loss scale, or None.
-
-        Returns:
-            (logs, gradient like `embedded`, gradient like `targets`).
-        """
-        settings = self._model.settings
+    def _nce(self, embedded: Embedded, locations, scale):
+        """The NCE of this replica's images: logs, and the gradient with respect to `embedded`."""
         with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch(tf.nest.flatten((embedded, targets or ())))
-            tasks = multiscale_losses(
-                settings.tasks,
-                *embedded.views,
-                *({n: drawn[view] for n, drawn in locations.items()} for view in (0, 1)),
-                settings.score_clip,
-                settings.score_regularization,
-                targets,
-                offset,
-                self._settings.nce_block,
-                self._compiled,
-                embedded.mixtures,
-                settings.mixture_temperature,
-            )
+            tape.watch(tf.nest.flatten(embedded))
+            tasks = self._task_losses(embedded, locations)
             logs = {f"loss_{task}": result.loss for task, result in tasks.items()}
             logs["regularizer"] = tf.add_n([result.regularizer for result in tasks.values()])
             logs["loss"] = tf.add_n([result.loss for result in tasks.values()])
             logs["total"] = logs["loss"] + logs["regularizer"]
             logs |= mixture_logs(tasks)
             total = scaled(logs["total"], scale)
-        # What is only ever a consequent has no gradient of its own on a replica; nor has φ1 where
-        # a mixture takes its place.
+        # φ1 has no gradient where a mixture takes its place.
         zero = tf.UnconnectedGradients.ZERO
-        sources = (embedded, targets or ())
-        return logs, *tape.gradient(total, sources, unconnected_gradients=zero)
+        return logs, tape.gradient(total, embedded, unconnected_gradients=zero)
+
+    def _task_losses(self, embedded: Embedded, locations):
+        """Losses of all tasks, as this replica's share of the global batch's."""
+        if replicas.count() > 1:
+            return self.replica_nce(*embedded, locations)
+        settings = self._model.settings
+        return multiscale_losses(
+            settings.tasks,
+            *embedded.views,
+            *({n: drawn[view] for n, drawn in locations.items()} for view in (0, 1)),
+            settings.score_clip,
+            settings.score_regularization,
+            self._settings.nce_block,
+            self._compiled,
+            embedded.mixtures,
+            settings.mixture_temperature,
+        )
+
+    def _negatives_in(self, embedded: Embedded):
+        """What a mixture keeps of the global batch; None without one."""
+        mixture = self._model.mixture
+        if mixture is None:
+            return None
+        local = flat_locations(embedded.views[1][7])  # [b, S, D]
+        images = local.shape[0]
+        batch, offset = images * replicas.count(), replicas.first_image(images)
+        return replicas.summed(mixture.choose_negatives(local, batch, offset))
 
     def _finish(self, strategy, gradients, moments, negatives, finite, overflow) -> None:
         """Updates weights and statistics, or withholds the step, for all replicas at once."""

@@ -153,7 +153,8 @@ def plain_step(model, batch, parts):
     for name, layer in model.norms().items():
         layer.move(*tf.unstack(tf.reduce_mean([part[name] for part in moments], axis=0)))
     if model.mixture is not None:
-        model.mixture.negatives.assign(model.mixture.choose_negatives(whole[1][7]))
+        local = nce.flat_locations(whole[1][7])
+        model.mixture.negatives.assign(model.mixture.choose_negatives(local, BATCH, 0))
     logs = {f"loss_{name}": task.loss for name, task in tasks.items()}
     return {**logs, "loss": loss, "linear_loss": losses["linear"], "mlp_loss": losses["mlp"]}
 

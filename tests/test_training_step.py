@@ -32,12 +32,28 @@ def test_the_step_lowers_to_xla(size):
     labelled = tf.constant(12.0)
     _assert_static_and_on_the_device(_hlo(step.forward, passes, labelled))
     embedded = step.forward(passes, labelled).embedded
-    # What the NCE of a replica gets: its own images, and those of all replicas.
-    whole = step._part(tf.concat(2 * [step._join(embedded.views)], axis=0))
-    offset = tf.constant(8)
-    _assert_static_and_on_the_device(
-        _hlo(lambda *given: step.nce(*given, None), embedded, whole, drawn["locations"], offset)
-    )
+    # What lies between the communications of a replica that is the second of two.
+    nce = step.replica_nce
+    antecedents = nce.antecedents(*embedded, drawn["locations"])
+    everyone = tf.nest.map_structure(lambda part: tf.concat([part, part], axis=0), antecedents)
+    consequents = nce.consequents(embedded.views)
+    sums = everyone, consequents, tf.constant(8)
+    _assert_static_and_on_the_device(_hlo(_gradient_of(nce.sums), *sums))
+    log_sums, squares = nce.sums(*sums)
+    losses = antecedents, consequents, log_sums[8:], squares
+    _assert_static_and_on_the_device(_hlo(_gradient_of(nce.losses), *losses))
+
+
+def _gradient_of(function):
+    """The gradient of all that it returns, for its first two arguments."""
+
+    def gradient(*arguments):
+        with tf.GradientTape() as tape:
+            tape.watch(tf.nest.flatten(arguments[:2]))
+            found = tf.nest.flatten(function(*arguments))
+        return tape.gradient(found, arguments[:2], unconnected_gradients="zero")
+
+    return gradient
 
 
 @pytest.mark.slow
