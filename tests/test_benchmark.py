@@ -22,6 +22,7 @@ def _run(*words):
     "words, expected",
     [
         (("train", *TINY, "--steps=1"), "peak memory"),
+        (("inference", *TINY, "--steps=1"), "PyTorch"),
         (("input", *TINY, "--seconds=0.1"), "ratio"),
     ],
 )
@@ -39,4 +40,36 @@ def test_the_step_s_benchmark_is_of_one_device():
 def test_an_unknown_suite():
     done = _run("speed")
     assert done.returncode == 2
-    assert done.stderr.count("\n") == 1 and "expected one of train, input" in done.stderr
+    assert done.stderr.count("\n") == 1 and "expected one of train, inference, input" in done.stderr
+
+
+def test_the_compared_pytorch_model_computes_the_same(monkeypatch):
+    torch = pytest.importorskip("torch", reason="PyTorch is compared with only where installed")
+    import numpy as np
+    import tensorflow as tf
+
+    from amdim_tf.encoder import Encoder
+
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    from benchmarks import torch_model
+
+    theirs = torch_model.Encoder(4, 24, 2).eval()
+    for module in theirs.modules():
+        if isinstance(module, torch.nn.Conv2d):
+            torch.nn.init.normal_(module.weight, std=0.2)
+    ours = Encoder(32, ndf=4, n_rkhs=24, n_depth=2)
+    ours.build((None, 32, 32, 3))
+    kernels = [w for w in ours.trainable_weights if len(w.shape) == 4]
+    convolutions = [m for m in theirs.modules() if isinstance(m, torch.nn.Conv2d)]
+    for kernel, convolution in zip(kernels, convolutions, strict=True):
+        kernel.assign(convolution.weight.detach().numpy().transpose(2, 3, 1, 0))
+    images = np.random.default_rng(0).normal(size=(3, 32, 32, 3)).astype(np.float32)
+    for bias in (w for w in ours.trainable_weights if w.path.endswith("bias")):
+        bias.assign(theirs.stem[0].bias.detach().numpy())
+        break
+    found = theirs(torch.from_numpy(images.transpose(0, 3, 1, 2).copy()))
+    expected = ours(tf.constant(images), training=False)
+    for name, value in zip(("f7", "f5", "f1"), found, strict=True):
+        value = value.detach().numpy()
+        value = value.transpose(0, 2, 3, 1) if value.ndim == 4 else value
+        np.testing.assert_allclose(value, expected[name].numpy(), rtol=1e-4, atol=1e-4)

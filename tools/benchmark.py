@@ -2,6 +2,7 @@
 
 Usage:
     python tools/benchmark.py train --ndf=128 --n_rkhs=1024 --n_depth=10 --batch_size=32
+    python tools/benchmark.py inference --ndf=32 --n_rkhs=256 --n_depth=3 --batch_size=256
     python tools/benchmark.py input --dataset=folder --data_dir=PHOTOS --batch_size=64
     python tools/benchmark.py checkpoints --flagfile=configs/quickstart.cfg
     python tools/benchmark.py extract --saved_model=EXPORT --dataset=folder --data_dir=CIFAR10
@@ -13,7 +14,10 @@ Usage:
 train: the whole training step, online classifiers included, on images in memory. The limit is a
 large matrix product, repeated for a second before and after every step, since the speed of a shared
 machine changes from second to second: its sustained rate, which like a step's is a mean over the
-machine's moods, and its best single run.
+machine's moods, and its best single run. Where torch is installed, PyTorch makes the same step in
+the same run, in turns: as the authors' code lays its images out, and channels-last.
+
+inference: f1 of images in memory by the encoder alone, beside the same two.
 
 input: the training pipeline, from files (or memory, for small images) to batches of two normalized
 views, on one core, beside the same work done image by image with Pillow in the same run, in turns.
@@ -48,7 +52,7 @@ from amdim_tf.errors import UserError
 
 cli_flags.define_config_flags()
 flags.adopt_module_key_flags(cli_flags)
-flags.DEFINE_integer("steps", 8, "`train`: timed steps, after two that warm up.", lower_bound=1)
+flags.DEFINE_integer("steps", 8, "`train`, `inference`: timed steps.", lower_bound=1)
 flags.DEFINE_float("seconds", 3.0, "`input`: seconds of each turn.", lower_bound=0.1)
 flags.DEFINE_integer(
     "batches",
@@ -57,7 +61,9 @@ flags.DEFINE_integer(
     lower_bound=0,
 )
 flags.DEFINE(cli_flags.PATH, "saved_model", None, "`extract`: the export that it runs.")
-_SUITES = ("train", "input", "checkpoints", "extract", "memory", "nce", "probes", "workers")
+_SUITES = (
+    "train", "inference", "input", "checkpoints", "extract", "memory", "nce", "probes", "workers",
+)  # fmt: skip
 _PARTS = ("step_peak", "nce_peak")
 
 
@@ -71,12 +77,13 @@ def main(suite: str) -> None:
     if suite == "extract":
         saved_model = cli_flags.require("saved_model", "the directory of an export")
     cli_flags.import_tensorflow_quietly()
-    from benchmarks import checkpoints, extract, input, memory, probes, train, workers
+    from benchmarks import checkpoints, extract, inference, input, memory, probes, train, workers
 
     options = cli_flags.FLAGS
     given = [word for word in sys.argv[1:] if word != suite]
     {
         "train": lambda: train.run(config, options.steps),
+        "inference": lambda: inference.run(config, options.steps),
         "input": lambda: input.run(config, options.seconds, options.batches),
         "checkpoints": lambda: checkpoints.run(config),
         "extract": lambda: extract.run(saved_model, config),

@@ -1,9 +1,9 @@
-"""The whole training step, beside the machine's rate of large matrix products."""
+"""The whole training step, beside the machine's rate of large matrix products, and PyTorch."""
 
 import itertools
 import statistics
 
-from benchmarks import measuring
+from benchmarks import measuring, rivals
 
 
 def run(config, steps: int) -> None:
@@ -54,3 +54,4 @@ def run(config, steps: int) -> None:
         )
     print(f"  arithmetic            {gflop / batch:8.2f} GFLOP per image pair")
     print(f"  peak memory           {memory:8.0f} MiB beyond {before:.0f} MiB after imports")
+    rivals.compare(config, make_step, rivals.training_steps(config, data), steps, batch)
