@@ -13,7 +13,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 # `auto`: the most that one block's float32 scores take.
-_BLOCK_BYTES = 2**26
+_BLOCK_BYTES = 50 * 2**20
 # The most that a piece of the consequents' gradient takes before it is added to the rest.
 _PIECE_BYTES = 2**24
 
@@ -22,7 +22,7 @@ def block_rows(block: str, images: int | None, consequents_shape, components: in
     """How many images' antecedents are scored at a time.
 
     Args:
-        block: a number, or "auto": all where their scores take at most 64 MiB, else equal blocks
+        block: a number, or "auto": all where their scores take at most 50 MiB, else equal blocks
             of which each does.
         images: how many there are; None if it is not known, which leaves them in one block.
         consequents_shape: [B, S, D].

@@ -308,7 +308,7 @@ class DistributionConfig:
     nce_block: str = _setting(
         "auto",
         "Images of a replica whose scores are held at a time, or auto: all where the scores of a "
-        "task take at most 64 MiB, else equal blocks that do.",
+        "task take at most 50 MiB, else equal blocks that do.",
         changeable=True,
     )
 
