@@ -108,14 +108,15 @@ def make_plan(config: Config, device: Device, count: int, images: int) -> Plan:
     flops = costs.step_flops(model, batch)
     per_image = 2 * width * _KEPT_TENSORS * costs.forward_elements(model)
     at_a_time = microbatches.size_of(share, config.distribution.microbatch or share)
-    consequents = sorted({parse_task(task)[1] for task in settings.tasks})
+    antecedents, consequents = map(set, zip(*map(parse_task, settings.tasks), strict=True))
     local = 2 * sum(n * n for n in model.scales) * settings.n_rkhs  # numbers of one image pair
-    targets = 2 * sum(m * m for m in consequents) * settings.n_rkhs
-    # Embeddings and their gradient; of the global batch too where there are other replicas.
-    embeddings = 2 * width * (local * share + (targets * batch if count > 1 else 0))
-    shape = [batch, max(consequents) ** 2, settings.n_rkhs]
     components = max(settings.mixture_components, 1)
-    rows = blocked_nce.block_rows(config.distribution.nce_block, share, shape, components)
+    vectors = sum(components if n == 1 else 1 for n in antecedents)  # that an image sends, per view
+    gathered = 4 * 2 * vectors * settings.n_rkhs * batch if count > 1 else 0
+    embeddings = 2 * (width * local * share + gathered)  # with their gradient
+    # A replica scores the antecedents of all images with the consequents of its own.
+    shape = [share, max(consequents) ** 2, settings.n_rkhs]
+    rows = blocked_nce.block_rows(config.distribution.nce_block, batch, shape, components)
     scores = _SCORE_TENSORS * 4 * rows * components * shape[0] * shape[1]
     weights = 16 * parameters  # weight, gradient, and Adam's two moments
     if config.distribution.microbatch:
@@ -133,7 +134,7 @@ def make_plan(config: Config, device: Device, count: int, images: int) -> Plan:
     return Plan(
         parameters, flops, weights, per_image * at_a_time, embeddings, scores, capacity,
         divisors[-1] if divisors else 0,
-        width * targets * batch if count > 1 else 0,
+        gathered,
         4 * parameters if count > 1 else 0,
         steps, seconds / 3600,
     )  # fmt: skip
