@@ -106,13 +106,18 @@ def main() -> None:
     output = pathlib.Path(cli_flags.require("output_dir", "a directory for runs and tables"))
     cores = sorted(os.sched_getaffinity(0))
     jobs = min(cli_flags.FLAGS.jobs, len(cores))
+    run_suite(suite, data_dir, output, [cores[job::jobs] for job in range(jobs)])
+    print((output / "table.md").read_text())
+
+
+def run_suite(suite: Suite, data_dir, output: pathlib.Path, shares: list[list[int]]) -> None:
+    """Does what is missing of a suite, with a run on each share of the cores at a time."""
     output.mkdir(parents=True, exist_ok=True)
     subset = output / "data"
     if not subset.exists():
         _take_subset(data_dir, subset, suite.images_per_class)
     with StopSignals() as stop:
-        _run_all(suite, subset, output, [cores[job::jobs] for job in range(jobs)], stop)
-    print((output / "table.md").read_text())
+        _run_all(suite, subset, output, shares, stop)
 
 
 def _take_subset(data_dir: pathlib.Path, subset: pathlib.Path, per_class: dict[str, int]) -> None:

@@ -1,0 +1,85 @@
+"""tools/reproduce.py: a suite of two small runs, done once, tabulated, and stopped by a failure."""
+
+import json
+import os
+import pathlib
+
+import pytest
+from pictures import picture, write_tree
+
+from amdim_tf.errors import UserError
+
+TINY = """--dataset=folder
+--image_size=32
+--ndf=4
+--n_rkhs=16
+--n_depth=1
+--batch_size=4
+--train_steps=2
+"""
+
+
+@pytest.fixture
+def reproduce(monkeypatch):
+    monkeypatch.syspath_prepend(str(pathlib.Path(__file__).parent.parent / "tools"))
+    import reproduce
+
+    return reproduce
+
+
+@pytest.fixture
+def suite(reproduce, tmp_path):
+    """A baseline and one change, on the first images of two classes."""
+    files = {
+        f"{split}/{name}/{number}.jpg": picture(32, 32, seed=number)
+        for split in ("train", "test")
+        for name in ("cat", "dog")
+        for number in range(8)
+    }
+    write_tree(tmp_path / "images", files)
+    (tmp_path / "tiny.cfg").write_text(TINY)
+    settings = (
+        reproduce.Setting("baseline", (), "the others are compared with it"),
+        reproduce.Setting("no grayscale", ("--grayscale=0",), "lower"),
+    )
+    per_class = {"train": 6, "test": 5}
+    return reproduce.Suite(str(tmp_path / "tiny.cfg"), per_class, (3,), settings)
+
+
+def _run(reproduce, suite, tmp_path):
+    cores = sorted(os.sched_getaffinity(0))
+    reproduce.run_suite(suite, tmp_path / "images", tmp_path / "runs", [cores[:1], cores[-1:]])
+    return json.loads((tmp_path / "runs" / "table.json").read_text())
+
+
+@pytest.mark.slow
+def test_a_suite_is_run_once_and_tabulated(reproduce, suite, tmp_path, monkeypatch, capsys):
+    rows = _run(reproduce, suite, tmp_path)
+    assert [row["name"] for row in rows] == ["baseline", "no grayscale"]
+    for row in rows:
+        (accuracy,) = row["linear"]
+        assert 0 <= accuracy <= 100 and row["mean"] == accuracy
+    assert rows[1]["difference"] == pytest.approx(rows[1]["mean"] - rows[0]["mean"])
+    config = json.loads((tmp_path / "runs" / "no_grayscale-seed3" / "config.json").read_text())
+    assert '"grayscale": 0.0' in json.dumps(config) and '"seed": 3' in json.dumps(config)
+    assert len(list((tmp_path / "runs" / "data").rglob("*.jpg"))) == 2 * (6 + 5)
+    assert "| no grayscale |" in (tmp_path / "runs" / "table.md").read_text()
+
+    monkeypatch.setattr(reproduce, "_Job", None)  # nothing is left to be started
+    assert _run(reproduce, suite, tmp_path) == rows
+    assert "2 of 2 runs are done" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_run_that_fails_is_named(reproduce, suite, tmp_path):
+    broken = suite.settings[1]._replace(flags=("--grayscale=7",))
+    with pytest.raises(UserError, match="no_grayscale-seed3: expected the run to finish") as error:
+        _run(reproduce, suite._replace(settings=(broken,)), tmp_path)
+    assert "--grayscale" in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_folder_without_classes(reproduce, suite, tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match=r"--data_dir: expected .* with a directory of images"):
+        reproduce.run_suite(suite, tmp_path / "empty", tmp_path / "runs", [[0]])
+    assert not (tmp_path / "runs" / "data").exists()
