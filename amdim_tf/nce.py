@@ -239,10 +239,17 @@ def multiscale_losses(
         return nce_loss(antecedents, consequents, clip, regularization, **common)
 
     components1, components2 = mixtures or (None, None)
-    losses = {}
+    losses, previous = {}, []
     for task in tasks:
         n, m = parse_task(task)
-        forward = one_direction(n, m, view1, view2, locations1, components1)
-        backward = one_direction(n, m, view2, view1, locations2, components2)
-        losses[task] = tf.nest.map_structure(lambda a, b: (a + b) / 2, forward, backward)
+        directions = []
+        for given in (
+            (view1, view2, locations1, components1),
+            (view2, view1, locations2, components2),
+        ):
+            # One after the other: of those that run side by side, each holds scores of its own.
+            with tf.control_dependencies(previous):
+                directions.append(one_direction(n, m, *given))
+            previous = [directions[-1].loss]
+        losses[task] = tf.nest.map_structure(lambda a, b: (a + b) / 2, *directions)
     return losses
