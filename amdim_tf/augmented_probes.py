@@ -18,6 +18,7 @@ import tensorflow as tf
 from amdim_tf import features, input_pipeline
 from amdim_tf.classifiers import LinearClassifier, MLPClassifier, classification_loss
 from amdim_tf.config import Config
+from amdim_tf.errors import UserError
 from amdim_tf.examples import Source, subset
 from amdim_tf.feature_splits import Features
 from amdim_tf.model import AMDIM
@@ -177,6 +178,11 @@ def _held_out_features(model: AMDIM, source: Source, config: Config) -> Features
     for images, numbers in input_pipeline.evaluation_batches(source, config, 250):
         parts.append(function(images).numpy())
         labels.append(numbers.numpy())
+    if not parts:
+        raise UserError(
+            "--probe_training=augmented: expected training images to hold out. Received: "
+            f"{len(source)} that cannot be decoded. Remove them, or change --probe_seed."
+        )
     return Features(np.concatenate(parts), np.concatenate(labels))
 
 

@@ -46,9 +46,13 @@ def _save(figure, path: pathlib.Path) -> None:
     pyplot.close(figure)
 
 
-def _drawable(text: str) -> str:
-    """A text without what is no Unicode: names of files may have other bytes."""
-    return text.encode(errors="replace").decode()
+def drawable(text: str) -> str:
+    """A text that matplotlib shows: names of files may have bytes that are no Unicode.
+
+    Of names that begin with an underscore it makes no entry in a legend.
+    """
+    text = text.encode(errors="replace").decode()
+    return f" {text}" if text.startswith("_") else text
 
 
 def confusion_matrix(confusion: list[list[int]], classes: list[str], path: pathlib.Path) -> None:
@@ -67,7 +71,7 @@ def confusion_matrix(confusion: list[list[int]], classes: list[str], path: pathl
     figure.colorbar(picture, ax=axes, shrink=0.75, label="% of the true class")
     axes.set(xlabel="predicted class", ylabel="true class", title="Confusion matrix")
     if len(classes) <= _NAMED_CLASSES:
-        places, names = range(len(classes)), [_drawable(name) for name in classes]
+        places, names = range(len(classes)), [drawable(name) for name in classes]
         axes.set_xticks(places, names, rotation=90)
         axes.set_yticks(places, names)
     if len(classes) <= 15:
@@ -96,7 +100,7 @@ def neighbours(query: np.ndarray, found: list[tuple[str, np.ndarray | None]], pa
     for axes in grid.flat:
         axes.axis("off")
     for axes, (text, image) in zip(grid.flat, pictures, strict=False):
-        axes.set_title(_drawable(text), fontsize=8)
+        axes.set_title(drawable(text), fontsize=8)
         if image is None:
             axes.text(0.5, 0.5, "not found", ha="center", va="center", fontsize=8)
         else:
@@ -133,9 +137,9 @@ def lines(series: dict[str, list[tuple]], x: str, y: str, title: str, path: path
             *zip(*points, strict=True),
             color=COLOURS[number % len(COLOURS)],
             marker=MARKERS[number % len(MARKERS)] if len(points) < 30 else None,
-            label=_drawable(name),
+            label=drawable(name),
         )
-    axes.set(xlabel=x, ylabel=y, title=_drawable(title))
+    axes.set(xlabel=x, ylabel=y, title=drawable(title))
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
     _save(figure, path)

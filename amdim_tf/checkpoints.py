@@ -141,23 +141,24 @@ class Checkpoints:
             )
 
     def _restore(self) -> Restored | None:
-        damage = ""
+        damaged = []
         for step in reversed(checkpoint_files.steps_in(self._directory)):
             path = checkpoint_files.path_of(self._directory, step)
             try:
                 arrays = self._read(step, path)
             except Damaged as error:
-                damage = f"{path}: {error}"
-                warn(f"{damage}: this checkpoint is damaged; the one before is used.")
+                damaged.append(f"{path}: {error}")
                 continue
+            for damage in damaged:
+                warn(f"{damage}: this checkpoint is damaged; the one before is used.")
             for group, variables in self._variables.items():
                 for name, variable in variables.items():
                     variable.assign(arrays[group][name])
             return Restored(step, arrays.get("loop", {}))
-        if damage:
+        if damaged:
             raise UserError(
-                f"{damage}: expected a whole checkpoint; all are damaged. Bring one back from a "
-                "copy, or remove them to begin again."
+                f"{damaged[0]}: expected a whole checkpoint; all are damaged. Bring one back from "
+                "a copy, or remove them to begin again."
             )
         return None
 
@@ -181,6 +182,7 @@ class Checkpoints:
                 {name: f"{v.dtype}{list(v.shape)}" for name, v in variables.items()},
                 {name: f"{a.dtype}{list(a.shape)}" for name, a in arrays[group].items()},
             )
+        _refuse_nonfinite(path, arrays["model"])
         if "optimizer" in self._variables:
             arrays["loop"] = checkpoint_files.read_arrays(
                 self._directory, manifest, "loop", _LOOP_BYTES
@@ -202,6 +204,16 @@ def _refuse_differences(path, what: str, expected: dict[str, str], received: Any
             f"{path}: expected a checkpoint of the model that config.json describes. "
             f"Received other {what}: {'; '.join(different[:4])}{more}."
         )
+
+
+def _refuse_nonfinite(path, weights: dict[str, np.ndarray]) -> None:
+    """Refuses weights of which a layer might make numbers that look like results."""
+    for name, array in weights.items():
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise UserError(
+                f"{path}: expected finite weights. Received: others in {name}. Has training "
+                "diverged? Remove this checkpoint to use the one before."
+            )
 
 
 def _retry(path, write, *arguments) -> None:

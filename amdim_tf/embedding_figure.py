@@ -53,7 +53,7 @@ def draw(gallery: Gallery):
             marker = charts.MARKERS[(label + label // len(charts.COLOURS)) % len(charts.MARKERS)]
         axes.scatter(
             *places[rows].T, s=14, color=colour, marker=marker, alpha=0.65, linewidths=0,
-            label=gallery.class_names[label] if named else None,
+            label=charts.drawable(gallery.class_names[label]) if named else None,
         )  # fmt: skip
     axes.set(
         xlabel=f"first principal component ({100 * shares[0]:.1f}% of the variance)",
@@ -82,7 +82,7 @@ def write_projector(gallery: Gallery, directory: pathlib.Path) -> None:
     writer.writerow(["class", "number"])
     names = (gallery.name(number) or "none" for number in range(len(gallery.labels)))
     writer.writerows((name, number) for number, name in enumerate(names))
-    safe_files.write_whole(directory / "labels.tsv", labels.getvalue().encode())
+    safe_files.write_whole(directory / "labels.tsv", labels.getvalue().encode(errors="replace"))
     sheet = tf.io.encode_png(sprite_sheet(pictures)).numpy()
     safe_files.write_whole(directory / "sprites.png", sheet)
     config = projector.ProjectorConfig()

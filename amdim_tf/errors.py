@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 
@@ -23,6 +24,11 @@ class LostWorker(UserError):
 
 class Interrupted(Exception):
     """The user or the system asked the program to stop, and it has stopped in good order."""
+
+
+def tensorflow_reason(error) -> str:
+    """The first line of a TensorFlow error, without the names of nodes in a graph."""
+    return re.sub(r"\{\{.*?\}\} ?", "", error.message.strip().split("\n")[0])[:300]
 
 
 def warn(message: str) -> None:

@@ -84,6 +84,7 @@ def main() -> None:
         dataset=given.dataset,
         data_dir=given.data_dir,
         mask_dir=given.mask_dir,
+        max_bad_images=cli_flags.given_settings().get("max_bad_images"),
         probes=tuple(given.probes),
         baselines=tuple(given.baselines),
         augmented=given.probe_training == "augmented",

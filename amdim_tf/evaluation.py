@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import pathlib
 import time
 from typing import Any
@@ -18,6 +19,7 @@ from amdim_tf import (
     features,
     few_labels,
     linear_adam,
+    masked_images,
     neighbours,
     policies,
     probing,
@@ -39,6 +41,7 @@ BASELINES = ("untrained", "pixels")
 # The number of neighbours whose accuracy stands for the whole of kNN.
 SHOWN_NEIGHBOURS = 20
 _WATCH_SECONDS = 10.0
+_MOST_EPOCHS = 100_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +52,7 @@ class EvaluationSettings:
         model_dir: directory of a training run.
         dataset, data_dir: what to evaluate on; empty for the run's own.
         mask_dir: masks of a folder's test images, for segmentation.
+        max_bad_images: share of images that may be undecodable; None for the run's own.
         probes: among PROBES.
         baselines: among BASELINES; the same probes on these features.
         augmented: train linear and mlp on augmented images, as in the paper.
@@ -62,6 +66,7 @@ class EvaluationSettings:
     dataset: str = ""
     data_dir: str = ""
     mask_dir: str = ""
+    max_bad_images: float | None = None
     probes: tuple[str, ...] = ("linear",)
     baselines: tuple[str, ...] = ()
     augmented: bool = False
@@ -79,6 +84,12 @@ class EvaluationSettings:
             for name in names:
                 if name not in known:
                     raise UserError(f"--{flag}: expected {', '.join(known)}. Received: {name!r}.")
+        if not self.probes:
+            raise UserError(f"--probes: expected some of {', '.join(PROBES)}. Received: nothing.")
+        if not 0 <= self.probe_epochs <= _MOST_EPOCHS:  # NaN is not
+            raise UserError(
+                f"--probe_epochs: expected 0 to {_MOST_EPOCHS}. Received: {self.probe_epochs}."
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,7 +162,10 @@ def _evaluation_config(settings: EvaluationSettings) -> Config:
     own = dataset == config.data.dataset
     data_dir = settings.data_dir or (config.data.data_dir if own else "")
     policy = policies.of_run(config.views.policy, settings.model_dir)
-    return config_lib.update(config, {"dataset": dataset, "data_dir": data_dir, "policy": policy})
+    changed = {"dataset": dataset, "data_dir": data_dir, "policy": policy}
+    if settings.max_bad_images is not None:
+        changed["max_bad_images"] = settings.max_bad_images
+    return config_lib.update(config, changed)
 
 
 def _load_splits(settings, config: Config) -> _Splits | None:
@@ -167,9 +181,11 @@ def _load_splits(settings, config: Config) -> _Splits | None:
         )
     if tuple(names) != tuple(others):
         different = sorted(set(names) ^ set(others))
+        having = "training" if different[0] in names else "test"
         raise UserError(
             f"--dataset={config.data.dataset}: expected the same classes in the training and the "
-            f"test split. Received: {len(different)} that only one has, such as {different[0]!r}."
+            f"test split. Received: {len(different)} that only one has, such as {different[0]!r} "
+            f"among the {having} images alone. Add images of it to the other, or remove it."
         )
     return splits
 
@@ -179,11 +195,14 @@ def _evaluate_step(settings, config: Config, splits: _Splits | None, model: AMDI
     if model.mixture is None:
         for probe in {"bag_of_features", "segmentation"} & set(settings.probes):
             segmentation_probe.require_mixture(model, f"--probes={probe}")
+    if "segmentation" in settings.probes:
+        masked_images.count(config, settings.mask_dir)  # masks that are not there, before the work
     if settings.recalibrate:
         train = splits.train if splits else sources.load(config.data, "train")
         recalibration.recalibrate(model, train, config, settings.recalibrate, settings.seed)
     results: dict[str, Any] = {
         "dataset": config.data.dataset,
+        "data_dir": os.path.abspath(config.data.data_dir) if config.data.data_dir else "",
         "trained_on": config_file.load(config_file.path_in(settings.model_dir))[0].data.dataset,
         "step": step,
         "seed": settings.seed,

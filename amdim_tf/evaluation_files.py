@@ -11,8 +11,9 @@ from typing import Any
 import tensorflow as tf
 
 from amdim_tf import charts, features, safe_files, segmentation_probe
-from amdim_tf.errors import UserError
+from amdim_tf.errors import UserError, tensorflow_reason
 
+_MOST_TABLE_BYTES = 2**28
 _SIDE = features.PIXELS_SIDE
 _DESCRIBED = {"untrained": "untrained encoder", "pixels": f"raw pixels, {_SIDE}x{_SIDE}"}
 
@@ -29,7 +30,7 @@ def write(model_dir, results: dict[str, Any]) -> None:
     dataset = results["dataset"]
     document = json.dumps(results, indent=2) + "\n"
     safe_files.write_whole(directory / f"{dataset}.json", document.encode())
-    history = _extend_history(directory / f"{dataset}_history.csv", results)
+    history = comparable(_extend_history(directory / f"{dataset}_history.csv", results), results)
     if any(len(row) > 1 for row in history):
         charts.learning_curve(history, directory / f"{dataset}_curve.png")
     confusion = results.get("linear", results.get("mlp", {})).get("confusion")
@@ -42,7 +43,7 @@ def write(model_dir, results: dict[str, Any]) -> None:
     except tf.errors.OpError as error:
         raise UserError(
             f"{logs}: expected a directory to write TensorBoard's events into. Received: "
-            f"{error.message.splitlines()[0]}. The results are in {directory / dataset}.json."
+            f"{tensorflow_reason(error)}. The results are in {directory / dataset}.json."
         ) from None
 
 
@@ -115,33 +116,52 @@ def _cell(found: dict[str, Any], column: str) -> str:
     return f"{100 * share:.1f}"
 
 
-def _extend_history(path: pathlib.Path, results: dict[str, Any]) -> list[dict[str, float]]:
-    """Adds the figures of this step to the history, a row per step, and returns all rows."""
-    rows = {row["step"]: row for row in read_history(path)}
+def conditions_of(results: dict[str, Any]) -> str:
+    """What figures of different steps must share to be compared: images and protocol."""
+    words = [results.get("data_dir", ""), results.get("probe_training", "cached")]
+    if results.get("recalibrated_on"):
+        words.append(f"recalibrated on {results['recalibrated_on']}")
+    return ", ".join(word for word in words if word)
+
+
+def comparable(history: list[dict], results: dict[str, Any]) -> list[dict[str, float]]:
+    """The numbers of a history's rows that were measured as these results were."""
+    return [
+        {name: value for name, value in row.items() if name != "conditions"}
+        for row in history
+        if row["conditions"] == conditions_of(results)
+    ]
+
+
+def _extend_history(path: pathlib.Path, results: dict[str, Any]) -> list[dict]:
+    """Adds the figures of this step to the history, a row per step and conditions; all rows."""
+    rows = {(row["conditions"], row["step"]): row for row in read_history(path)}
+    place = {"step": results["step"], "conditions": conditions_of(results)}
+    key = (place["conditions"], place["step"])
     # What an earlier evaluation of the same step measured beside this one's probes stays.
-    row = {**rows.get(results["step"], {}), "step": results["step"], **accuracies(results)}
-    rows[results["step"]] = row
-    ordered = [rows[step] for step in sorted(rows)]
+    rows[key] = {**place, **rows.get(key, {}), **accuracies(results)}
+    ordered = [rows[key] for key in sorted(rows)]
     names = list(dict.fromkeys(name for row in ordered for name in row))
     text = io.StringIO()
     writer = csv.DictWriter(text, names)
     writer.writeheader()
     writer.writerows(ordered)
-    safe_files.write_whole(path, text.getvalue().encode())
+    safe_files.write_whole(path, text.getvalue().encode(errors="surrogateescape"))
     return ordered
 
 
-def read_history(path: pathlib.Path) -> list[dict[str, float]]:
+def read_history(path: pathlib.Path) -> list[dict]:
     """The rows of a history; what cannot be read as finite numbers is left out."""
     rows = []
     for row in read_table(path):
+        conditions = row.pop("conditions", None) or ""
         try:
             step = int(row["step"])
             numbers = {name: float(value) for name, value in row.items() if value}
         except (TypeError, ValueError, KeyError):
             continue
         if all(abs(number) < charts.MOST_SHOWN for number in numbers.values()):
-            rows.append({**numbers, "step": step})
+            rows.append({**numbers, "step": step, "conditions": conditions})
     return rows
 
 
@@ -151,16 +171,16 @@ def read_table(path: pathlib.Path) -> list[dict[str, str]]:
     Raises:
         UserError: where it is no table.
     """
-    if not path.exists():
+    try:
+        text = safe_files.read_limited(path, _MOST_TABLE_BYTES).decode(errors="surrogateescape")
+        return list(csv.DictReader(io.StringIO(text, newline="")))
+    except FileNotFoundError:
         return []
-    with path.open(newline="", errors="replace") as file:
-        try:
-            return list(csv.DictReader(file))
-        except csv.Error as error:
-            raise UserError(
-                f"{path}: expected rows of numbers, separated by commas. Received: {error}. "
-                "Move the file away."
-            ) from None
+    except (OSError, csv.Error) as error:
+        raise UserError(
+            f"{path}: expected rows of numbers, separated by commas. Received: {error}. "
+            "Move the file away."
+        ) from None
 
 
 def _log(directory: pathlib.Path, results: dict[str, Any], picture: pathlib.Path | None) -> None:

@@ -54,6 +54,7 @@ class EncodedSource:
         count: how many examples.
         read: a graph function of an int64 index: (file contents, int32 label).
         name_of: the name of an example, for people.
+        file_of: the file that an example is in, such as a shard.
         class_names: empty where the data set has no classes.
         skipped: images that could not be decoded, by name.
     """
@@ -61,12 +62,23 @@ class EncodedSource:
     count: int
     read: Callable
     name_of: Callable[[int], str]
+    file_of: Callable[[int], str]
     class_names: tuple[str, ...]
     skipped: SkippedImages
 
     def __len__(self) -> int:
         """How many examples."""
         return self.count
+
+    def version_of(self, index: int) -> bytes:
+        """What changes when another image takes an example's place: name, size and time of change.
+
+        Raises:
+            OSError: where the file is gone.
+        """
+        status = os.stat(self.file_of(index))
+        name = os.fsencode(os.path.abspath(self.name_of(index)))
+        return name + f"\n{status.st_size} {status.st_mtime_ns}\n".encode()
 
 
 class SkippedImages:
@@ -127,6 +139,7 @@ def subset(source: Source, rows: np.ndarray) -> Source:
         count=len(rows),
         read=lambda index: source.read(numbers[index]),
         name_of=lambda index: source.name_of(int(rows[index])),
+        file_of=lambda index: source.file_of(int(rows[index])),
         skipped=source.skipped.for_part(len(rows)),
     )
 

@@ -95,9 +95,18 @@ def cached_features(
 
 
 def _stamp(directory: pathlib.Path, key: str) -> dict:
-    """What key.json holds: the key, and the sizes of the files that it vouches for."""
+    """What key.json holds: the key, and sizes and digests of the files that it vouches for."""
     sizes = {name: (directory / name).stat().st_size for name in _FILES}
-    return {"key": key, "bytes": sizes}
+    digests = {name: _digest_of(directory / name) for name in _FILES}
+    return {"key": key, "bytes": sizes, "sha256": digests}
+
+
+def _digest_of(path: pathlib.Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(2**22):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def _read(directory: pathlib.Path, key: str) -> Features | None:
@@ -166,7 +175,7 @@ def features_key(weights: str, source: Source, config: Config) -> str:
 
     Args:
         weights: digest of the encoder's, see `weights_digest`.
-        source: the images; those on disk are known by their names.
+        source: the images; those on disk are known by their files' places, sizes and times.
         config: the evaluation view's settings.
     """
     digest = hashlib.sha256(weights.encode())
@@ -178,7 +187,7 @@ def features_key(weights: str, source: Source, config: Config) -> str:
         digest.update(np.ascontiguousarray(source.labels))
     else:
         for index in range(len(source)):
-            digest.update(source.name_of(index).encode(errors="surrogateescape") + b"\n")
+            digest.update(source.version_of(index))
     return digest.hexdigest()
 
 

@@ -22,7 +22,7 @@ from amdim_tf import (
     views,
 )
 from amdim_tf.config import Config, DataConfig
-from amdim_tf.errors import UserError
+from amdim_tf.errors import UserError, tensorflow_reason
 from amdim_tf.examples import Source, subset
 from amdim_tf.model import AMDIM
 from amdim_tf.retrieval_figure import Gallery
@@ -57,6 +57,8 @@ class FigureSettings:
 
     def __post_init__(self):
         """Refuses names that do not exist, and those that need a model where there is none."""
+        if not self.names:
+            raise UserError(f"--figures: expected some of {', '.join(FIGURES)}. Received: nothing.")
         for name in self.names:
             if name not in FIGURES:
                 raise UserError(f"--figures: expected {', '.join(FIGURES)}. Received: {name!r}.")
@@ -80,10 +82,16 @@ def draw(settings: FigureSettings, config: Config) -> None:
         segmentation_probe.require_mixture(model, "--figures=segmentation")
     figures = _Figures(settings, config, model)
     for name in settings.names:
-        figure = getattr(figures, name)()
-        paths = _write(figure, name, settings.output_dir)
-        if settings.model_dir:
-            _log(settings.model_dir, name, paths[0], step)
+        try:
+            figure = getattr(figures, name)()
+            paths = _write(figure, name, settings.output_dir)
+            if settings.model_dir:
+                _log(settings.model_dir, name, paths[0], step)
+        except (tf.errors.FailedPreconditionError, tf.errors.PermissionDeniedError) as error:
+            raise UserError(
+                f"{settings.model_dir}/logs: expected a directory for TensorBoard's files. "
+                f"Received: {tensorflow_reason(error)}."
+            ) from None
         print(f"Wrote {paths[0]} and {paths[1].name}.")
 
 
@@ -164,6 +172,11 @@ class _Figures:
             pictures.append(views.denormalize(config.views, images).numpy())
             labels.append(numbers.numpy())
             f1.append(self._model.encoder(images, training=False)["f1"].numpy())
+        chosen.skipped.check()
+        if not f1:
+            raise UserError(
+                f"--data_dir: expected test images. Received: {len(chosen)} that cannot be decoded."
+            )
         parts = (np.concatenate(part) for part in (pictures, labels, f1))
         return Gallery(*parts, tuple(source.class_names))
 
@@ -187,6 +200,10 @@ def _two_views(source: Source, config: Config, flag: str, number: int, images_ea
         images_each: how many images it stands for.
     """
     most = len(source) // images_each
+    if not most:
+        raise UserError(
+            f"--data_dir: expected at least {images_each} images. Received: {len(source)}."
+        )
     if number > most:
         raise UserError(
             f"--{flag}: expected at most {most}, for {len(source)} images. Received: {number}."

@@ -148,6 +148,7 @@ def _file_source(paths, labels, class_names, skipped) -> EncodedSource:
         file = tf.numpy_function(contents, [index], tf.string, stateful=False)
         return tf.ensure_shape(file, []), all_labels[index]
 
-    return EncodedSource(
-        len(paths), read, lambda index: os.fsdecode(paths[index]), class_names, skipped
-    )
+    def name_of(index):
+        return os.fsdecode(paths[index])
+
+    return EncodedSource(len(paths), read, name_of, name_of, class_names, skipped)

@@ -42,7 +42,7 @@ def grid(heights: list[float], columns: int, title: str):
 def show(axes, picture: np.ndarray, title: str = "") -> None:
     """A picture, uint8 [S, S, 3]."""
     axes.imshow(picture, interpolation="nearest", extent=(0, 1, 1, 0))
-    axes.set_title(title, fontsize=7, pad=2)
+    axes.set_title(charts.drawable(title), fontsize=7, pad=2)
 
 
 def show_heat(axes, picture: np.ndarray, values: np.ndarray, limits, title: str = ""):
@@ -58,7 +58,7 @@ def show_heat(axes, picture: np.ndarray, values: np.ndarray, limits, title: str 
         extent=(edge, 1 - edge, 1 - edge, edge),
     )  # fmt: skip
     axes.set(xlim=(0, 1), ylim=(1, 0))
-    axes.set_title(title, fontsize=7, pad=2)
+    axes.set_title(charts.drawable(title), fontsize=7, pad=2)
     return drawn
 
 

@@ -9,11 +9,13 @@ from collections.abc import Iterator
 import numpy as np
 import tensorflow as tf
 
-from amdim_tf import decode, folders, safe_files, scenes, views
+from amdim_tf import decode, folders, image_headers, safe_files, scenes, views
 from amdim_tf.config import Config
 from amdim_tf.errors import UserError
 
 _BATCH = 250
+# More would take hours to match with regions.
+_MOST_SEGMENTS = 256
 _FOLDERS = ("folder", "places205")
 
 
@@ -77,24 +79,37 @@ def _pairs(config: Config, mask_dir: str) -> list[tuple[pathlib.Path, pathlib.Pa
 
 def _read(image: pathlib.Path, mask: pathlib.Path, config: Config):
     """(float32 [S, S, 3], int32 [S, S]) of one image and its mask."""
-    pictures = []
-    for path in (image, mask):
-        try:
-            pictures.append(decode.decode(safe_files.read_limited(path, folders.MOST_BYTES)))
-        except (OSError, tf.errors.OpError):
-            raise UserError(f"{path}: expected an image. Received: other contents.") from None
-    pixels, colours = pictures
-    if pixels.shape != colours.shape:
-        raise UserError(
-            f"{mask}: expected {pixels.shape[1]} x {pixels.shape[0]} pixels, as {image} has. "
-            f"Received: {colours.shape[1]} x {colours.shape[0]}."
-        )
+    try:
+        pixels = decode.decode(safe_files.read_limited(image, folders.MOST_BYTES))
+    except (OSError, tf.errors.OpError):
+        raise UserError(f"{image}: expected an image. Received: other contents.") from None
     size = config.data.image_size
     view = views.evaluation_crop(config.views, tf.cast(pixels, tf.float32)[None], size)[0]
-    numbers = colours.numpy().astype(np.int32) @ np.array([65536, 256, 1], np.int32)  # [H, W]
-    cropped = _crop(numbers[None], config)[0]
-    _, segments = np.unique(cropped, return_inverse=True)
+    cropped = _crop(_colours(mask, image, pixels.shape[:2])[None], config)[0]
+    found, segments = np.unique(cropped, return_inverse=True)
+    if len(found) > _MOST_SEGMENTS:
+        raise UserError(
+            f"{mask}: expected at most {_MOST_SEGMENTS} colours, one for each segment. Received: "
+            f"{len(found)}. Is it a photograph, or smoothed?"
+        )
     return view.numpy(), segments.reshape(cropped.shape).astype(np.int32)
+
+
+def _colours(mask: pathlib.Path, image: pathlib.Path, size) -> np.ndarray:
+    """A number for each colour of a mask, int64 [H, W]; 16 bits and transparency count."""
+    try:
+        contents = safe_files.read_limited(mask, folders.MOST_BYTES)
+        height, width = map(int, image_headers.image_size(contents))
+        if (height, width) == tuple(size):
+            colours = tf.io.decode_png(contents, dtype=tf.uint16).numpy().astype(np.int64)
+    except (OSError, tf.errors.OpError):
+        raise UserError(f"{mask}: expected a PNG image. Received: other contents.") from None
+    if (height, width) != tuple(size):
+        raise UserError(
+            f"{mask}: expected {size[1]} x {size[0]} pixels, as {image} has. "
+            f"Received: {width} x {height}."
+        )
+    return colours @ 65536 ** np.arange(colours.shape[2], dtype=np.int64)  # [H, W]
 
 
 def _crop(masks: np.ndarray, config: Config) -> np.ndarray:

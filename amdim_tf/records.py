@@ -59,6 +59,10 @@ class Index:
         with open(self.files[self.shard[number]], "rb", buffering=0) as file:
             return os.pread(file.fileno(), int(self.length[number]), int(self.offset[number]))
 
+    def file_of(self, number: int) -> str:
+        """The shard that a record is in."""
+        return self.files[self.shard[number]]
+
     def name_of(self, number: int) -> str:
         """For people: the image's path, as if it lay beside the shards; else its record's place."""
         file = self.files[self.shard[number]]
@@ -123,7 +127,9 @@ def source(index: Index, config: DataConfig, files_as_files: bool = False) -> So
         with tf.control_dependencies([known]):
             return tf.identity(image), tf.identity(label)
 
-    encoded = EncodedSource(len(index), read, index.name_of, index.class_names, skipped)
+    encoded = EncodedSource(
+        len(index), read, index.name_of, index.file_of, index.class_names, skipped
+    )
     return encoded if files_as_files else in_memory(encoded) or encoded
 
 

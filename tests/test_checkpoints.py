@@ -300,3 +300,14 @@ def test_storage_that_recovers_is_tried_again(tmp_path, capsys):
 def test_names_that_no_checkpoint_has(tmp_path, name):
     (tmp_path / name).mkdir()
     assert checkpoint_files.steps_in(tmp_path) == []
+
+
+def test_weights_that_are_not_finite_are_refused(tmp_path):
+    """A ReLU makes zero of NaN, so that features may look sound."""
+    model = make_model()
+    kernel = model.encoder.trainable_variables[0]
+    kernel.assign(tf.concat([kernel[:1] * np.nan, kernel[1:]], axis=0))
+    _save_run(tmp_path, model, 2)
+    with pytest.raises(UserError, match=r"expected finite weights\. Received: others in ") as error:
+        amdim_tf.load_model(tmp_path)
+    assert kernel.path in str(error.value)

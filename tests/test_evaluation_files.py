@@ -1,6 +1,7 @@
 """What an evaluation leaves behind: files, and TensorBoard's events."""
 
 import json
+import os
 
 import pytest
 import tensorflow as tf
@@ -36,7 +37,8 @@ def test_a_history_grows_and_nothing_is_left_aside(tmp_path):
         evaluation_files.write(tmp_path, {**RESULTS, "step": step, **linear})
     evaluation_files.write(tmp_path, {**RESULTS, "step": 5, "knn": {"accuracy": 0.3}})
     directory = tmp_path / "evaluation"
-    assert evaluation_files.read_history(directory / "scenes_history.csv") == [
+    history = evaluation_files.read_history(directory / "scenes_history.csv")
+    assert evaluation_files.comparable(history, RESULTS) == [
         {"step": 5, "linear": 0.4, "knn": 0.3}, {"step": 10, "linear": 0.5},
     ]  # fmt: skip
     assert json.loads((directory / "scenes.json").read_text())["step"] == 5
@@ -48,8 +50,8 @@ def test_a_failure_to_write_leaves_the_file_before(tmp_path):
     evaluation_files.write(tmp_path, {**RESULTS, "step": 1, "linear": LINEAR})
     history = tmp_path / "evaluation" / "scenes_history.csv"
     history.unlink()
-    history.mkdir()  # a rename onto it fails
-    with pytest.raises(OSError):
+    history.mkdir()
+    with pytest.raises(UserError, match=r"history\.csv: expected rows of numbers"):
         evaluation_files.write(tmp_path, {**RESULTS, "step": 2, "linear": LINEAR})
     assert not list(history.parent.glob("*.partial"))
 
@@ -66,8 +68,29 @@ def test_a_file_in_the_place_of_the_logs_gets_one_line(tmp_path):
 def test_a_damaged_history_loses_its_odd_rows_only(tmp_path):
     path = tmp_path / "history.csv"
     path.write_text("step,linear\n1,0.5\nx,1\n2,nan\n3,inf\n4,1e300\n5\n6,0.6,7,8\n7,0.7\n")
-    rows = evaluation_files.read_history(path)
+    rows = evaluation_files.comparable(evaluation_files.read_history(path), {"probe_training": ""})
     assert rows == [{"step": 1, "linear": 0.5}, {"step": 5}, {"step": 7, "linear": 0.7}]
     path.write_text("step,linear\n1," + "9" * 200_000)
     with pytest.raises(UserError, match=r"history\.csv: expected rows of numbers"):
         evaluation_files.read_history(path)
+
+
+def test_results_of_other_images_or_protocols_are_not_mixed(tmp_path):
+    one = {**RESULTS, "step": 1, "data_dir": "/a", "linear": {"accuracy": 0.9}}
+    other = {**RESULTS, "step": 1, "data_dir": "/b", "knn": {"accuracy": 0.2}}
+    augmented = {**one, "probe_training": "augmented", "linear": {"accuracy": 0.8}}
+    for results in (one, other, augmented):
+        evaluation_files.write(tmp_path, results)
+    history = evaluation_files.read_history(tmp_path / "evaluation" / "scenes_history.csv")
+    for results, row in (
+        (one, {"linear": 0.9}),
+        (other, {"knn": 0.2}),
+        (augmented, {"linear": 0.8}),
+    ):
+        assert evaluation_files.comparable(history, results) == [{"step": 1, **row}]
+
+
+def test_a_pipe_in_the_place_of_a_table_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "metrics.csv")
+    with pytest.raises(UserError, match=r"metrics\.csv: expected rows of numbers.*regular file"):
+        evaluation_files.read_table(tmp_path / "metrics.csv")

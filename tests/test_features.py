@@ -9,10 +9,10 @@ import threading
 import numpy as np
 import pytest
 import tensorflow as tf
-from pictures import encoded, picture
+from pictures import encoded, picture, write_tree
 
 from amdim_tf import config as config_lib
-from amdim_tf import directory_locks, features
+from amdim_tf import directory_locks, features, sources
 from amdim_tf.checkpoints import build_model
 from amdim_tf.examples import ArraySource, EncodedSource, SkippedImages
 
@@ -179,7 +179,7 @@ def test_images_that_cannot_be_decoded_are_left_out(tmp_path):
     files[1] = b"\xff\xd8\xff not a picture"
     contents = tf.constant(files)
     source = EncodedSource(
-        5, lambda index: (contents[index], tf.cast(index, tf.int32)), str, ("a",) * 5,
+        5, lambda index: (contents[index], tf.cast(index, tf.int32)), str, str, ("a",) * 5,
         SkippedImages(5, 0.5),
     )  # fmt: skip
     found = features.cached_features(tmp_path / "set", "key", _Counting(), source, CONFIG, "test")
@@ -200,3 +200,33 @@ def test_the_key_follows_weights_images_and_view():
     statistics = model.encoder.non_trainable_variables[0]
     statistics.assign(statistics + 1)
     assert features.weights_digest(model) != digest
+
+
+def test_the_key_follows_the_files(tmp_path, monkeypatch):
+    """Images of other folders, or later ones, may have the same names."""
+    for name in ("one", "other"):
+        files = {f"train/a/{n}.jpg": picture(200, 160, n) for n in range(2)}
+        write_tree(tmp_path / name / "data", files)
+
+    def key(place):
+        monkeypatch.chdir(tmp_path / place)
+        data = dataclasses.replace(CONFIG.data, dataset="folder", data_dir="data")
+        return features.features_key("weights", sources.load(data, "train"), CONFIG)
+
+    first = key("one")
+    assert first == key("one") != key("other")
+    (tmp_path / "one" / "data" / "train" / "a" / "0.jpg").write_bytes(encoded(picture(200, 160, 7)))
+    assert key("one") != first
+
+
+def test_changed_bytes_of_cached_features_are_noticed(tmp_path):
+    function = _Counting()
+    first = features.cached_features(tmp_path / "set", "key", function, _source(), CONFIG, "test")
+    expected, calls = np.array(first.values), function.calls
+    path = tmp_path / "set" / "values.npy"
+    contents = bytearray(path.read_bytes())
+    contents[-1] ^= 1
+    path.write_bytes(contents)
+    again = features.cached_features(tmp_path / "set", "key", function, _source(), CONFIG, "test")
+    assert function.calls == 2 * calls
+    np.testing.assert_array_equal(again.values, expected)

@@ -292,6 +292,7 @@ def test_program_draws_everything_the_same_way_twice(trained, tmp_path):
     [
         ([], "--output_dir"),
         (["--output_dir=OUT", "--figures=heat"], "--figures"),
+        (["--output_dir=OUT", "--figures="], "--figures: expected some of"),
         (["--output_dir=OUT", "--figures=retrieval"], "--model_dir"),
         (["--output_dir=OUT", "--pairs=30000"], "--pairs: expected at most 20000"),
         (["--output_dir=OUT", "--model_dir=OUT"], "config.json"),
@@ -302,3 +303,22 @@ def test_mistakes_get_one_line(flags, named, tmp_path):
     flags = [flag.replace("OUT", str(tmp_path / "out")) for flag in flags]
     assert named in refused("visualize", *flags)
     assert not (tmp_path / "out").exists()
+
+
+def test_names_that_are_no_unicode_are_drawn(tmp_path):
+    gallery = _gallery()._replace(class_names=("caf\udce9", "_hidden", "$_{"))
+    pyplot.close(embedding_figure.draw(gallery))
+    embedding_figure.write_projector(gallery, tmp_path)
+    assert "caf?" in (tmp_path / "labels.tsv").read_text()
+    figure, axes = heat_maps.grid([1], 1, "title")
+    heat_maps.show(axes[0, 0], gallery.pictures[0], "query caf\udce9")
+    charts.save(figure, tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").stat().st_size
+
+
+def test_no_test_image_that_can_be_decoded(tmp_path):
+    config = _folder(tmp_path, train=3)
+    write_tree(tmp_path, {f"test/c/{n}.jpg": b"\xff\xd8\xff no" for n in range(3)})
+    settings = FigureSettings(("embedding",), str(tmp_path / "out"), str(tmp_path))
+    with pytest.raises(UserError, match="expected at most 5% of 3 images"):
+        figures._Figures(settings, config, None)._gallery  # noqa: B018

@@ -5,6 +5,7 @@ import json
 import hypothesis
 import numpy as np
 import pytest
+import tensorflow as tf
 from hypothesis import strategies as st
 from pictures import encoded, picture
 from PIL import Image
@@ -227,3 +228,18 @@ def test_a_folder_needs_no_labels(trained, tmp_path):
     )
     with pytest.raises(UserError, match="--mask_dir"):
         evaluation.evaluate(settings)
+
+
+def test_masks_of_16_bits_and_of_too_many_colours(tmp_path):
+    images, masks = _folder(tmp_path)
+    config = config_lib.make({"dataset": "folder", "data_dir": str(images), "image_size": 32})
+    path = masks / "a" / "1.png"
+    deep = np.zeros([36, 40, 1], np.uint16)
+    deep[10:20, 10:20] = 1  # the same as 0 in 8 bits
+    path.write_bytes(tf.io.encode_png(deep).numpy())
+    ((_, segments),) = masked_images.batches(config, str(masks))
+    assert set(segments[1].ravel()) == {0, 1}
+    noise = np.random.default_rng(0).integers(0, 256, [36, 40, 3]).astype(np.uint8)
+    path.write_bytes(tf.io.encode_png(noise).numpy())
+    with pytest.raises(UserError, match="expected at most 256 colours"):
+        list(masked_images.batches(config, str(masks)))

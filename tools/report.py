@@ -83,11 +83,9 @@ def _read_run(directory: pathlib.Path, label: str) -> Run:
 
 
 def _read_json(path: pathlib.Path):
-    if path.stat().st_size > _MOST_BYTES:
-        raise UserError(f"{path}: expected at most {_MOST_BYTES} bytes of results.")
     try:
-        return json.loads(path.read_text())
-    except (ValueError, RecursionError) as error:
+        return json.loads(safe_files.read_limited(path, _MOST_BYTES))
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: expected JSON. Received: {error}.") from None
 
 
@@ -233,8 +231,9 @@ def draw(runs: list[Run], directory: pathlib.Path) -> dict[str, pathlib.Path]:
     for dataset in sorted({name for run in runs for name in run.evaluations}):
         series = {}
         for run in runs:
-            history = evaluation_files.read_history(
-                run.directory / "evaluation" / f"{dataset}_history.csv"
+            path = run.directory / "evaluation" / f"{dataset}_history.csv"
+            history = evaluation_files.comparable(
+                evaluation_files.read_history(path), run.evaluations.get(dataset, {})
             )
             series[run.label] = [
                 (row["step"], 100 * row["linear"]) for row in history if "linear" in row
@@ -297,15 +296,20 @@ def markdown(runs: list[Run], pictures: dict[str, pathlib.Path]) -> str:
     """The report as Markdown, its pictures as files beside it."""
 
     def line(cells):
-        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+        return "| " + " | ".join(plain(cell).replace("|", "\\|") for cell in cells) + " |"
+
+    def plain(text):
+        """Without what Markdown would take for HTML, or for another line."""
+        return html.escape(" ".join(text.split()), quote=False)
 
     text = ["# amdim_tf report", ""]
     for title, head, rows in sections(runs):
         text += [f"## {title}", "", line(head), line(["---"] * len(head)), *map(line, rows), ""]
     text += ["## Figures", ""]
     for caption, path in pictures.items():
-        text += [f"![{caption}]({path.name})", ""]
-    text += ["## Commands", "", *(f"    {command}" for command in commands(runs)), ""]
+        text += [f"![{plain(caption)}]({path.name})", ""]
+    listed = (f"    {' '.join(command.splitlines())}" for command in commands(runs))
+    text += ["## Commands", "", *listed, ""]
     return "\n".join(text)
 
 
