@@ -125,11 +125,14 @@ def conditions_of(results: dict[str, Any]) -> str:
 
 
 def comparable(history: list[dict], results: dict[str, Any]) -> list[dict[str, float]]:
-    """The numbers of a history's rows that were measured as these results were."""
+    """The numbers of a history's rows that were measured as these results were.
+
+    Rows that do not tell are taken to be: histories had no conditions once.
+    """
     return [
         {name: value for name, value in row.items() if name != "conditions"}
         for row in history
-        if row["conditions"] == conditions_of(results)
+        if row["conditions"] in ("", conditions_of(results))
     ]
 
 

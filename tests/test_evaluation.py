@@ -165,7 +165,8 @@ def test_watching_waits_and_loads_each_checkpoint_once(tmp_path, monkeypatch):
 
     monkeypatch.setattr(evaluation, "time", types.SimpleNamespace(sleep=train_meanwhile))
     monkeypatch.setattr(checkpoints, "load_model", load)
-    evaluation.watch(evaluation.EvaluationSettings(str(tmp_path), probes=()))  # no images needed
+    monkeypatch.setattr(evaluation, "_load_splits", lambda *_: None)  # no images needed
+    evaluation.watch(evaluation.EvaluationSettings(str(tmp_path)))
     assert [step for _, step in loaded] == [1, 2]
     history = tmp_path / "evaluation" / "scenes_history.csv"
     assert [row["step"] for row in evaluation_files.read_history(history)] == [1, 2]
@@ -191,6 +192,8 @@ def test_a_run_without_checkpoint_cannot_be_probed(tmp_path):
         ([], "--model_dir"),
         (["--model_dir=NOWHERE"], "config.json"),
         (["--model_dir=NOWHERE", "--probes=forest"], "--probes"),
+        (["--model_dir=NOWHERE", "--probes="], "--probes: expected some of"),
+        (["--model_dir=NOWHERE", "--probe_epochs=nan"], "--probe_epochs"),
         (["--model_dir=NOWHERE", "--baselines=magic"], "--baselines"),
     ],
 )
