@@ -29,6 +29,7 @@ from amdim_tf import (
     feature_shards,
     safe_files,
 )
+from amdim_tf.directory_locks import locked
 from amdim_tf.errors import UserError
 from amdim_tf.examples import ArraySource, Source
 from amdim_tf.extraction import Request
@@ -36,6 +37,8 @@ from amdim_tf.neighbours import unit_rows
 
 FORMAT = "amdim_tf index"
 _VECTORS, _IMAGES, _FACTS = "vectors.npy", "images.jsonl", "index.json"
+_OWN_NAMES = {_VECTORS, _IMAGES, _FACTS}
+_LARGEST_FACTS = 2**26  # bytes of index.json, which names every class
 _COPIED = ("saved_model", "dataset", "data_dir", "split", "classes")  # from the manifest
 _BLOCK = 32768
 
@@ -61,13 +64,22 @@ def _checked_target(index, outside: dict[str, str]) -> pathlib.Path:
     target = feature_directory.checked_place("--index", index, outside)
     with feature_directory.refusing("--index", target):
         names = {path.name for path in target.iterdir()} if target.exists() else set()
-    foreign = names - {_VECTORS, _IMAGES, _FACTS} if _FACTS in names else names
+    foreign = names - _OWN_NAMES if _is_index(target) else names
     if foreign:
         raise UserError(
             "--index: expected a new or empty directory, or an earlier index. Received: "
             f"{target}, which holds {', '.join(sorted(foreign)[:3])}."
         )
     return target
+
+
+def _is_index(directory: pathlib.Path) -> bool:
+    """Whether a directory's index.json is ours: other programs have files of that name too."""
+    try:
+        contents = safe_files.read_limited(directory / _FACTS, _LARGEST_FACTS)
+        return json.loads(contents)["format"] == FORMAT
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return False
 
 
 def build(features, index) -> pathlib.Path:
@@ -85,28 +97,63 @@ def build(features, index) -> pathlib.Path:
     if len(manifest["shapes"].get("f1", ())) != 1:
         raise UserError(f"--index: expected f1 in {features}. Received: no such column.")
     target = _checked_target(index, {"--output": str(features)})
-    scratch = target.with_name(target.name + ".partial")
-    aside = scratch / "new"
-    with feature_directory.refusing("--index", target):
-        _clear_leftovers(scratch, target)
-        aside.mkdir(parents=True)
-        try:
-            _write_rows(aside, features, manifest)
-            facts = {name: manifest[name] for name in _COPIED}
-            facts = {"format": FORMAT, "format_version": 1, "rows": manifest["rows"], **facts}
-            (aside / _FACTS).write_text(json.dumps(facts, indent=2) + "\n")
-            safe_files.put_directory(aside, target)
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
+    with feature_directory.refusing("--index", target), _scratch_beside(target) as scratch:
+        aside = scratch / "new"
+        aside.mkdir()
+        _write_rows(aside, features, manifest)
+        facts = {name: manifest[name] for name in _COPIED}
+        facts = {"format": FORMAT, "format_version": 1, "rows": manifest["rows"], **facts}
+        (aside / _FACTS).write_text(json.dumps(facts, indent=2) + "\n")
+        safe_files.put_directory(aside, target)
     print(f"Wrote {target}: an index of {manifest['rows']} images.")
     return target
 
 
+@contextlib.contextmanager
+def _scratch_beside(target: pathlib.Path) -> Iterator[pathlib.Path]:
+    """An empty directory on the same disk, nobody else's until the end, when it is removed."""
+    scratch = target.with_name(target.name + ".partial")
+    with contextlib.suppress(FileExistsError):
+        scratch.mkdir(parents=True)
+    with contextlib.ExitStack() as stack:
+        _check_scratch(scratch)
+        began = scratch.stat().st_ino
+        try:
+            stack.enter_context(locked(scratch))
+            # One that ended meanwhile has removed what is locked here, and a third may have begun.
+            if scratch.stat().st_ino != began:
+                raise BlockingIOError
+        except (BlockingIOError, FileNotFoundError):
+            raise UserError(
+                f"--index: expected a directory that nobody is writing. Received: {target}, which "
+                "another process is making. Wait for it."
+            ) from None
+        try:
+            _clear_leftovers(scratch, target)
+            yield scratch
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _check_scratch(scratch: pathlib.Path) -> None:
+    """Refuses what is not, as far as its names tell, the leftover of a killed run."""
+    own = not scratch.is_symlink() and scratch.is_dir()
+    for part in scratch.iterdir() if own else ():
+        own = own and part.name in ("new", "replaced") and not part.is_symlink() and part.is_dir()
+        own = own and _OWN_NAMES.issuperset(path.name for path in part.iterdir())
+    if not own:
+        raise UserError(
+            f"--index: expected to write to {scratch} first. Received: something else that is "
+            "there already. Move it, or choose another --index."
+        )
+
+
 def _clear_leftovers(scratch: pathlib.Path, target: pathlib.Path) -> None:
-    """Removes what a killed run left; an index that it had moved aside comes back."""
+    """Empties what a killed run left; an index that it had moved aside comes back."""
     if (scratch / "replaced").exists() and not target.exists():
         (scratch / "replaced").rename(target)
-    shutil.rmtree(scratch, ignore_errors=True)
+    for leftover in scratch.iterdir():
+        shutil.rmtree(leftover)
 
 
 def _write_rows(directory: pathlib.Path, features: pathlib.Path, manifest: dict) -> None:

@@ -160,9 +160,41 @@ def test_a_failed_rename_leaves_the_earlier_index(place, tmp_path, monkeypatch):
 def test_an_index_that_a_killed_run_had_moved_aside_comes_back(place, tmp_path):
     scratch = tmp_path / "index.partial"
     shutil.copytree(place / "index", scratch / "replaced")
-    search_index._clear_leftovers(scratch, tmp_path / "index")
+    with search_index._scratch_beside(tmp_path / "index"):
+        assert list(scratch.iterdir()) == []
     assert len(search_index.load(tmp_path / "index").vectors) == 30
     assert not scratch.exists()
+
+
+@pytest.mark.parametrize("kind", ["notes", "inside", "link", "file"])
+def test_something_else_with_the_name_of_a_leftover_stays(kind, place, tmp_path):
+    mine = tmp_path / "mine" / "new" if kind == "inside" else tmp_path / "mine"
+    mine.mkdir(parents=True)
+    (mine / "notes.txt").write_text("mine")
+    scratch = tmp_path / "index.partial"
+    if kind == "link":
+        (mine / "notes.txt").rename(tmp_path / "notes.txt")
+        scratch.symlink_to(mine)
+    elif kind == "file":
+        scratch.write_text("mine")
+    else:
+        (tmp_path / "mine").rename(scratch)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(UserError, match=r"--index: expected to write to .*index\.partial first"):
+        search_index.build(place / "f", tmp_path / "index")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_two_builds_at_once_are_refused(place, tmp_path):
+    with (
+        search_index._scratch_beside(tmp_path / "index") as scratch,
+        pytest.raises(UserError, match=r"--index: .* which another process is making"),
+    ):
+        try:
+            search_index.build(place / "f", tmp_path / "index")
+        finally:
+            assert scratch.is_dir()
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -182,6 +214,14 @@ def test_other_things_are_not_replaced(place, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(UserError, match=r"--index: .* holds notes\.txt"):
         search_index.build(place / "f", tmp_path)
+
+
+@pytest.mark.parametrize("text", ['{"pages": 3}', "no JSON", "[]"])
+def test_an_index_json_of_another_program_is_not_replaced(text, place, tmp_path):
+    (tmp_path / "index.json").write_text(text)
+    with pytest.raises(UserError, match=r"--index: .* holds index\.json"):
+        search_index.build(place / "f", tmp_path)
+    assert (tmp_path / "index.json").read_text() == text
 
 
 def test_an_index_needs_f1(place):
