@@ -49,9 +49,14 @@ def main() -> None:
         print(f"{neighbour.score:.4f}  {neighbour.path}".encode(errors="replace").decode())
         titles.append(f"{neighbour.score:.3f} {name}".strip())
     pictures = search_index.images_of(index, found)
-    charts.neighbours(
-        search_index.image_file(query), list(zip(titles, pictures, strict=True)), picture
-    )
+    pixels = search_index.image_file(query)
+    try:
+        charts.neighbours(pixels, list(zip(titles, pictures, strict=True)), picture)
+    except OSError as error:
+        raise UserError(
+            "--picture: expected a file with room and permission to write. Received: "
+            f"{picture} ({error.strerror or error})."
+        ) from None
     print(f"Wrote {picture}.")
 
 

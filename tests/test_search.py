@@ -89,6 +89,13 @@ def test_the_program_prints_and_draws(place, tmp_path):
         assert image.format == "PNG" and image.width > 1000 and image.height > 500
 
 
+def test_a_picture_without_room_is_one_line(place):
+    query = place / "data" / "test" / "cat" / "003.jpg"
+    (place / "found.png").mkdir()
+    flags = [f"--index={place / 'index'}", f"--query={query}", f"--picture={place / 'found.png'}"]
+    assert "--picture: expected a file with room and permission" in refused("search", *flags)
+
+
 def test_neighbours_that_are_no_files_are_drawn_from_their_data_set(place):
     index = search_index.load(place / "index")
     index = search_index.Index(index.directory, index.vectors, {**index.facts, "dataset": "scenes"})

@@ -1,6 +1,7 @@
 """tools/import_torch_checkpoint.py and tools/export_torch_checkpoint.py: there and back."""
 
 import pathlib
+import resource
 import subprocess
 import sys
 
@@ -33,6 +34,7 @@ from amdim_tf import config as config_lib
 from amdim_tf.errors import UserError
 from amdim_tf.reference_shapes import LOCATION_MASKS
 
+FILE_SIZE = resource.RLIMIT_FSIZE
 TOOLS = pathlib.Path(__file__).resolve().parents[1] / "tools"
 sys.path.append(str(TOOLS))
 import export_torch_checkpoint as export_tool  # noqa: E402
@@ -287,9 +289,43 @@ def test_nothing_half_written_stays(tmp_path):
     source, model_dir = str(DATA / "reference_32.npz"), tmp_path / "run"
     import_tool.import_checkpoint(source, str(model_dir), {})
     (tmp_path / "a.npz").mkdir()
-    with pytest.raises(OSError, match=r"a\.npz"):
+    with pytest.raises(UserError, match=r"--output: .*a\.npz \(Is a directory\)"):
         export_tool.export_checkpoint(str(model_dir), str(tmp_path / "a.npz"))
     assert {path.name for path in tmp_path.iterdir()} == {"run", "a.npz"}
+
+
+def test_links_in_the_way_of_an_export_are_not_followed(tmp_path):
+    (tmp_path / "mine.txt").write_text("mine")
+    for name in ("a.npz", "a.npz.partial"):
+        (tmp_path / name).symlink_to(tmp_path / "mine.txt")
+    with export_tool.written_aside(str(tmp_path / "a.npz")) as file:
+        file.write(b"new")
+    assert (tmp_path / "mine.txt").read_text() == "mine"
+    assert (tmp_path / "a.npz").read_bytes() == b"new" and not (tmp_path / "a.npz").is_symlink()
+    assert {path.name for path in tmp_path.iterdir()} == {"a.npz", "mine.txt"}
+
+
+@pytest.mark.parametrize("kind", [pytest.param("pth", marks=needs_torch), "npz"])
+def test_a_full_disk_is_one_line_of_export(kind, tmp_path):
+    state, (path, limits) = golden_state()[0], (tmp_path / "a", resource.getrlimit(FILE_SIZE))
+    write = {
+        "pth": lambda file: export_tool.write_pth(file, state, {"tclip": 1.0}, 3),
+        "npz": lambda file: export_tool.write_npz(file, state, {"tclip": 1.0}),
+    }[kind]
+
+    def export():
+        with export_tool.written_aside(str(path)) as file:
+            write(file)
+
+    if kind == "pth":
+        import torch  # noqa: F401
+    resource.setrlimit(FILE_SIZE, (20_000, limits[1]))
+    try:
+        line = refused(export)
+    finally:
+        resource.setrlimit(FILE_SIZE, limits)
+    assert f"--output: expected a file with room and permission to write. Received: {path}" in line
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_a_killed_import_left_is_removed(tmp_path):

@@ -8,17 +8,19 @@ A .pth file is what the authors' code restores: {"model", "hyperparams", "cursor
 hyper/NAME; it needs nothing more. Both can be imported again with tools/import_torch_checkpoint.py.
 """
 
+import contextlib
 import importlib.util
-import os
 import pathlib
 import sys
+from collections.abc import Iterator
+from typing import BinaryIO
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 import numpy as np
 from absl import flags
 
-from amdim_tf import cli_flags
+from amdim_tf import cli_flags, safe_files
 from amdim_tf.errors import UserError
 from amdim_tf.reference_shapes import LOCATION_MASKS, LOCATION_MASKS_SHAPE
 
@@ -59,20 +61,17 @@ def hyperparameters_of(model) -> dict:
     }
 
 
-def write_npz(path: pathlib.Path, state: dict[str, np.ndarray], hyperparameters: dict) -> None:
+def write_npz(file, state: dict[str, np.ndarray], hyperparameters: dict) -> None:
     """The golden format, which has no None: without clipping, tclip is 0."""
     hyperparameters = {**hyperparameters, "tclip": hyperparameters["tclip"] or 0.0}
-    with path.open("wb") as file:
-        np.savez(
-            file,
-            **{f"hyper/{name}": value for name, value in hyperparameters.items()},
-            **{f"state_dict/{name}": value for name, value in state.items()},
-        )
+    np.savez(
+        file,
+        **{f"hyper/{name}": value for name, value in hyperparameters.items()},
+        **{f"state_dict/{name}": value for name, value in state.items()},
+    )
 
 
-def write_pth(
-    path: pathlib.Path, state: dict[str, np.ndarray], hyperparameters: dict, step: int
-) -> None:
+def write_pth(file, state: dict[str, np.ndarray], hyperparameters: dict, step: int) -> None:
     """The authors' dict. Their loader also wants a constant of their loss, and a cursor."""
     import torch
 
@@ -81,7 +80,30 @@ def write_pth(
         name: torch.from_numpy(value) for name, value in {**state, LOCATION_MASKS: masks}.items()
     }
     cursor = {"info_epoch": 0, "info_step": step, "classifier_epoch": 0, "classifier_step": 0}
-    torch.save({"model": tensors, "hyperparams": hyperparameters, "cursor": cursor}, path)
+    torch.save({"model": tensors, "hyperparams": hyperparameters, "cursor": cursor}, file)
+
+
+@contextlib.contextmanager
+def written_aside(output: str) -> Iterator[BinaryIO]:
+    """A file that becomes `output` at the end, or is removed if something was raised."""
+    path = pathlib.Path(output)
+    aside = path.with_name(path.name + ".partial")
+    try:
+        try:
+            with safe_files.create(aside) as file:
+                yield file
+                safe_files.sync(file)
+            aside.replace(path)
+        finally:
+            with contextlib.suppress(OSError):
+                aside.unlink()
+    except (OSError, RuntimeError) as error:  # PyTorch raises the latter where a disk is full
+        first_line = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = getattr(error, "strerror", None) or first_line.rstrip(".")
+        raise UserError(
+            f"--output: expected a file with room and permission to write. Received: {output} "
+            f"({reason}). Nothing was written."
+        ) from None
 
 
 def export_checkpoint(model_dir: str, output: str) -> None:
@@ -90,15 +112,11 @@ def export_checkpoint(model_dir: str, output: str) -> None:
 
     model, step = checkpoints.load_model(model_dir, step_wanted=True)
     state = reference_weights.reference_state(model, model_dir)
-    aside = pathlib.Path(f"{output}.partial")
-    try:
+    with written_aside(output) as file:
         if output.endswith(".pth"):
-            write_pth(aside, state, hyperparameters_of(model), step)
+            write_pth(file, state, hyperparameters_of(model), step)
         else:
-            write_npz(aside, state, hyperparameters_of(model))
-        os.replace(aside, output)
-    finally:
-        aside.unlink(missing_ok=True)
+            write_npz(file, state, hyperparameters_of(model))
     if model.mixture is not None:
         print("The mixture is left out: the authors' code has none.")
     numbers = sum(value.size for value in state.values())
