@@ -140,8 +140,8 @@ def _load(directory):
     path = _checked(directory)
     try:
         loaded = tf.saved_model.load(str(path))
-    except (OSError, ValueError, KeyError, tf.errors.OpError) as error:
-        reason = " ".join(str(error).split())[:200]
+    except Exception as error:  # damaged files make TensorFlow fail in more ways than can be listed
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise UserError(
             f"--saved_model: expected {_WANTED}. Received: {path}, which cannot be loaded "
             f"({reason})."

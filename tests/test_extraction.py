@@ -356,6 +356,16 @@ def test_directories_that_are_no_export(damage, folder, tmp_path):
     assert not (tmp_path / "f").exists()
 
 
+@pytest.mark.parametrize("size", [0, 1000])
+def test_weights_that_end_early(size, export, folder, tmp_path):
+    path = shutil.copytree(export, tmp_path / "model")
+    weights = next((path / "variables").glob("*.data*"))
+    weights.write_bytes(weights.read_bytes()[:size])
+    with pytest.raises(UserError, match=r"--saved_model: .* which cannot be loaded \(") as error:
+        extraction.extract(make_request(path, folder, tmp_path / "f"))
+    assert "\n" not in str(error.value)
+
+
 @pytest.mark.parametrize("outputs", [("f2",), (), ("f1", "f1")])
 def test_outputs_that_are_refused(outputs, export, folder, tmp_path):
     with pytest.raises(UserError, match="--outputs: expected some of f1, f5, f7, phi1, phi5, phi7"):
