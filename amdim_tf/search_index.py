@@ -39,6 +39,7 @@ FORMAT = "amdim_tf index"
 _VECTORS, _IMAGES, _FACTS = "vectors.npy", "images.jsonl", "index.json"
 _OWN_NAMES = {_VECTORS, _IMAGES, _FACTS}
 _LARGEST_FACTS = 2**26  # bytes of index.json, which names every class
+_LARGEST_IMAGE = 2**30  # bytes of a file
 _COPIED = ("saved_model", "dataset", "data_dir", "split", "classes")  # from the manifest
 _BLOCK = 32768
 
@@ -311,10 +312,10 @@ def features_of_query(index: Index, query: str, saved_model: str = "") -> np.nda
     made_with = index.facts["saved_model"]
     directory = saved_model or made_with["path"]
     try:
-        contents = pathlib.Path(query).read_bytes()
+        contents = safe_files.read_limited(pathlib.Path(query), _LARGEST_IMAGE)
     except OSError as error:
         raise UserError(
-            f"--query: expected an image file. Received: {query} ({error.strerror})."
+            f"--query: expected an image file. Received: {query} ({error.strerror or error})."
         ) from None
     if feature_model.identity(directory)["sha256"] != made_with["sha256"]:
         raise UserError(
@@ -364,4 +365,5 @@ def _image_of(source: Source | None, neighbour: Neighbour) -> np.ndarray | None:
 
 def image_file(path: str) -> np.ndarray:
     """The pixels of an image file, uint8 [H, W, 3]."""
-    return decode.decode(tf.constant(pathlib.Path(path).read_bytes())).numpy()
+    contents = safe_files.read_limited(pathlib.Path(path), _LARGEST_IMAGE)
+    return decode.decode(tf.constant(contents)).numpy()

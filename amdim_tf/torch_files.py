@@ -14,6 +14,7 @@ import io
 import math
 import mmap
 import os
+import stat
 import zipfile
 from typing import Any
 
@@ -36,12 +37,14 @@ def read_pth(path: str | os.PathLike[str]) -> Any:
         UserError: for anything but tensors and plain values, and for damaged files.
     """
     with refusing(path, "a PyTorch checkpoint of tensors and plain values"):
+        _check_regular(path)
         return _read_zip(path) if zipfile.is_zipfile(path) else _read_old_format(path)
 
 
 def read_npz(path: str | os.PathLike[str]) -> dict[str, StoredTensor]:
     """The arrays of an .npz file by name; pickled objects are refused."""
     with refusing(path, "an .npz file of plain arrays"):
+        _check_regular(path)
         archive = zipfile.ZipFile(path)
         return {
             entry.filename.removesuffix(".npy"): _npy_array(archive, entry)
@@ -52,9 +55,17 @@ def read_npz(path: str | os.PathLike[str]) -> dict[str, StoredTensor]:
 def is_npz(path: str | os.PathLike[str]) -> bool:
     """Whether a file is an archive of NumPy arrays, whatever it is called."""
     with refusing(path, "a PyTorch checkpoint (.pth) or an .npz file"):
+        _check_regular(path)
         if not zipfile.is_zipfile(path):
             return False
         return any(name.endswith(".npy") for name in zipfile.ZipFile(path).namelist())
+
+
+def _check_regular(path: str | os.PathLike[str]) -> None:
+    """Refuses pipes and devices before they are opened: one waits, the other never ends."""
+    mode = os.stat(path).st_mode
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # opening a directory fails by itself
+        raise ValueError("a pipe or a device, which is not read")
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """Similarity search: the index, exact neighbours, the picture, and mistakes."""
 
 import json
+import os
 import pathlib
 import resource
 import shutil
@@ -122,6 +123,14 @@ def test_queries_that_are_refused(query, received, place):
     with pytest.raises(UserError, match="--query: expected") as error:
         search_index.features_of_query(index, str(place / "data" / "test" / "cat" / query))
     assert received in str(error.value)
+
+
+def test_queries_that_never_end_are_refused(place, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    index = search_index.load(place / "index")
+    for query in (str(tmp_path / "pipe"), "/dev/zero"):
+        with pytest.raises(UserError, match=r"--query: expected .* is not a regular file"):
+            search_index.features_of_query(index, query)
 
 
 def test_another_model_is_refused(place, tmp_path):

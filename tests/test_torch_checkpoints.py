@@ -1,5 +1,6 @@
 """tools/import_torch_checkpoint.py and tools/export_torch_checkpoint.py: there and back."""
 
+import os
 import pathlib
 import resource
 import subprocess
@@ -113,6 +114,21 @@ def test_half_precision_becomes_single(tmp_path, capsys):
     assert_same(
         read_all(tmp_path / "back.npz"), {n: v.astype(state[n].dtype) for n, v in halved.items()}
     )
+
+
+@pytest.mark.parametrize("idle", [False, True])
+@pytest.mark.parametrize("value", [np.nan, -np.inf, 1e39])
+def test_numbers_that_are_none_are_refused_by_name(value, idle, tmp_path):
+    state, hyper = golden_state()
+    name = "encoder.module.layer_list." + ("1.bn1.bn.weight" if idle else "0.conv.weight")
+    state[name] = state[name].astype(np.float64)
+    state[name].flat[3] = value
+    others = {f"hyper/{key}": number for key, number in hyper.items()}
+    path = write_npz(tmp_path / "a.npz", state, **others)
+    line = refused(import_tool.import_checkpoint, str(path), str(tmp_path / "run"), {})
+    assert "expected finite float32 numbers. Received: NaN, infinity or a number" in line
+    assert f"in {name}." in line
+    assert [path.name for path in tmp_path.iterdir()] == ["a.npz"]
 
 
 @pytest.mark.slow
@@ -249,16 +265,20 @@ def test_the_programs(tmp_path):
         (["--checkpoint=."], "Is a directory"),
         (["--checkpoint=file"], "file: expected a PyTorch checkpoint"),
         (["--checkpoint=hostile.pth"], "names posix.system, which tensors do not need"),
+        (["--checkpoint=pipe"], "Received: a pipe or a device, which is not read"),
+        (["--checkpoint=/dev/zero"], "Received: a pipe or a device, which is not read"),
+        (["--step=3000000000"], "--step: expected"),
         (["--ndf=8"], "--ndf: expected 4, as"),
         (["stray"], "stray"),
     ],
 )
 def test_mistakes_of_import(flags, message, tmp_path):
     (tmp_path / "file").write_text("text")
+    os.mkfifo(tmp_path / "pipe")
     write_zip(tmp_path / "hostile.pth", hostile_programs(tmp_path / "marker")["os.system"])
     given = [f"--checkpoint={DATA / 'reference_32.npz'}", "--model_dir=run", *flags]
     assert message in program_refuses("import", tmp_path, *given)
-    assert {path.name for path in tmp_path.iterdir()} == {"file", "hostile.pth"}
+    assert {path.name for path in tmp_path.iterdir()} == {"file", "hostile.pth", "pipe"}
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,7 @@ def define_flags() -> None:
         "Step to go on from. Above 0 the learning rate is that step's, but Adam's moments start at "
         "zero, and its first thousand steps are up to ten times too long.",
         lower_bound=0,
+        upper_bound=2**31,  # beyond what any run reaches
     )
 
 
@@ -93,6 +94,18 @@ def print_file(checkpoint: Checkpoint, architecture: Architecture, config: Confi
         print(f"  {kind} numbers become float32")
 
 
+def checked_numbers(checkpoint: Checkpoint, name: str) -> np.ndarray:
+    """A tensor in float32, refused where a number is none, or is too large for that."""
+    with np.errstate(over="ignore"):
+        value = checkpoint.tensors[name].read().astype(np.float32)
+    if not np.isfinite(value).all():
+        raise UserError(
+            f"{checkpoint.path}: expected finite float32 numbers. Received: NaN, infinity or a "
+            f"number that is too large, in {name}. Has training diverged?"
+        )
+    return value
+
+
 def assign(model, checkpoint: Checkpoint, fresh_classifiers: bool) -> dict[str, np.ndarray]:
     """Copies the tensors into the model and prints which; returns those without counterpart."""
     from amdim_tf import reference_weights
@@ -101,7 +114,7 @@ def assign(model, checkpoint: Checkpoint, fresh_classifiers: bool) -> dict[str, 
     if fresh_classifiers:
         ours = {name: v for name, v in ours.items() if not name.startswith(_GROUPS["classifiers"])}
     for name, variable in ours.items():
-        value = checkpoint.tensors[name].read().astype(np.float32)
+        value = checked_numbers(checkpoint, name)
         variable.assign(reference_weights.from_reference_layout(value))
     counts = {
         group: sum(name.startswith(prefix) for name in ours) for group, prefix in _GROUPS.items()
@@ -115,8 +128,10 @@ def assign(model, checkpoint: Checkpoint, fresh_classifiers: bool) -> dict[str, 
         if fresh_classifiers and name.startswith(_GROUPS["classifiers"]):
             left_out += 1
             continue
-        dtype = np.int64 if name.endswith(COUNTER) else np.float32
-        kept[name] = checkpoint.tensors[name].read().astype(dtype)
+        if name.endswith(COUNTER):
+            kept[name] = checkpoint.tensors[name].read().astype(np.int64)
+        else:
+            kept[name] = checked_numbers(checkpoint, name)
     counters = sum(name.endswith(COUNTER) for name in kept)
     print(
         f"  without a counterpart here, kept for export: {len(kept)} (counters of batches "
