@@ -93,7 +93,10 @@ def extract(request: Request, run: Callable[[Job], None] | None = None) -> dict:
     print(f"Wrote {directory.path}: {_summary(manifest)}.")
     if manifest["skipped"]:
         path = directory.path / feature_directory.SKIPPED
-        print(f"{manifest['skipped']} images could not be decoded: see {path}")
+        print(
+            f"{manifest['skipped']} images could not be decoded: see {path}. To try them again, "
+            "remove --output first."
+        )
     return manifest
 
 
@@ -159,11 +162,26 @@ def name_of(request: Request, source: Source, index: int) -> str:
 
 
 def names_digest(request: Request, source: Source) -> str:
-    """A digest of the names of all images, in order."""
+    """A digest of the names of all images, in order, with size and time of those that are files.
+
+    Every process that sees the same files has the same digest.
+    """
     digest = hashlib.sha256()
     for index in range(len(source)):
-        digest.update(os.fsencode(name_of(request, source, index)) + b"\n")
+        name = os.fsencode(name_of(request, source, index))
+        digest.update(name + _stamp(name) + b"\n")
     return digest.hexdigest()
+
+
+def _stamp(name: bytes) -> bytes:
+    """What changes with the contents of a file; nothing for a name that is none."""
+    if not os.path.isabs(name):  # a place in a data set, whatever the working directory holds
+        return b""
+    try:
+        status = os.stat(name)
+    except (OSError, ValueError):
+        return b""
+    return b" %d %d" % (status.st_size, status.st_mtime_ns)
 
 
 def run_here(job: Job) -> None:
@@ -178,7 +196,10 @@ def run_here(job: Job) -> None:
     ]
     done = len(job.source) - sum(len(directory.indices_of(shard)) for shard in missing)
     if done:
-        print(f"Going on after {done} of {len(job.source)} images.")
+        print(
+            f"Going on after {done} of {len(job.source)} images. To try again what could not be "
+            "read among them, remove --output first."
+        )
     read = batch_reader(job.source)
     parts, began, first = [], time.monotonic(), done
     with (

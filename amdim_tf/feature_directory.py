@@ -42,7 +42,7 @@ class Contents:
         saved_model: {"path", "sha256", "step"}.
         dataset, data_dir, split: which images.
         images: how many there are.
-        names_sha256: digest of their names.
+        names_sha256: digest of their names, and of size and time of those that are files.
         classes: names of the labels 0, 1, ….
         format: of the shards.
         shapes: of each output, of one image.
@@ -125,7 +125,8 @@ class FeatureDirectory:
         if not rows:
             raise UserError(
                 f"--data_dir: expected images that can be decoded. Received: {len(skipped.names)} "
-                f"that cannot, listed in {self.path / SKIPPED}."
+                f"that cannot, listed in {self.path / SKIPPED}. To try them again, remove --output "
+                "first."
             )
         manifest = {
             **self.contents.document(),
@@ -276,7 +277,7 @@ def _check_same(path: pathlib.Path, contents: Contents) -> None:
     wanted = contents.document()
     if there["saved_model"].get("sha256") == wanted["saved_model"]["sha256"]:
         there["saved_model"] = wanted["saved_model"]  # it may have been moved
-    flags = {"names_sha256": "names of the images", "file_format": "--format"}
+    flags = {"names_sha256": "names, sizes or times of the images", "file_format": "--format"}
     flags |= {"shapes": "--outputs", "images": "number of images", "classes": "classes"}
     different = [
         f"{flags.get(name, '--' + name)} {_shown(name, value)} (there: "

@@ -32,6 +32,7 @@ class FeatureModel:
     """
 
     def __init__(self, directory, outputs: Sequence[str]):
+        self._directory = directory
         self._loaded = _load(directory)  # kept: signatures do not hold their variables
         signatures = self._loaded.signatures
         shapes = {
@@ -52,7 +53,25 @@ class FeatureModel:
     def of_images(self, images) -> dict[str, np.ndarray]:
         """Features, float32 [n, …], of images of one size, uint8 [n, H, W, 3]."""
         outputs = self._from_images(images=tf.convert_to_tensor(images, tf.uint8))
-        return {name: outputs[name].numpy() for name in self.shapes}
+        return self._checked_rows(outputs, len(images))
+
+    def _checked_rows(self, outputs, count: int) -> dict[str, np.ndarray]:
+        """The wanted outputs, refused unless they have a row per image.
+
+        Others would be put down to the wrong images.
+        """
+        features = {name: outputs[name].numpy() for name in self.shapes}
+        for name, values in features.items():
+            if values.shape[:1] != (count,):
+                raise UserError(
+                    f"--saved_model: expected {_WANTED}, with a row of {name} per image. Received: "
+                    f"{self._directory}, which gives shape {list(values.shape)} for {count} images."
+                )
+        return features
+
+    def _of_encoded(self, files: np.ndarray) -> dict[str, np.ndarray]:
+        """Features by the signature for files of different sizes."""
+        return self._checked_rows(self._from_files(encoded_images=_strings(files)), len(files))
 
     def of_files(self, files: Sequence[bytes]) -> tuple[dict[str, np.ndarray], np.ndarray]:
         """Features [g, …] of the g files that can be decoded, and which these are, bool [n]."""
@@ -72,7 +91,7 @@ class FeatureModel:
         if len(groups) == 1 and pixels <= _PIXELS_AT_ONCE:
             return self.of_images(_decode_alike(_strings(files)))
         if self._from_files:
-            return {"f1": self._from_files(encoded_images=_strings(files))["f1"].numpy()}
+            return self._of_encoded(files)
         features = self._empty(len(files))
         for group, (height, width) in enumerate(groups):
             rows = np.flatnonzero(group_of == group)
@@ -87,7 +106,7 @@ class FeatureModel:
     def _one_by_one(self, files: np.ndarray) -> dict[str, np.ndarray]:
         """Features of decodable files, whatever their headers say of their sizes."""
         if self._from_files:
-            return {"f1": self._from_files(encoded_images=_strings(files))["f1"].numpy()}
+            return self._of_encoded(files)
         features = self._empty(len(files))
         for row, contents in enumerate(files):
             for name, values in self.of_images(decode.decode(contents)[tf.newaxis]).items():

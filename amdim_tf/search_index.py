@@ -27,7 +27,9 @@ from amdim_tf import (
     feature_directory,
     feature_model,
     feature_shards,
+    records,
     safe_files,
+    tfds_sets,
 )
 from amdim_tf.directory_locks import locked
 from amdim_tf.errors import UserError
@@ -283,7 +285,8 @@ def _check_facts(facts: dict[str, Any]) -> None:
     """Raises a KeyError or ValueError unless everything is there that a search asks for."""
     saved_model, *texts, classes = (facts[name] for name in _COPIED)
     texts += [saved_model["path"], saved_model["sha256"], *classes]
-    if not all(isinstance(text, str) for text in texts) or "step" not in saved_model:
+    known = type(classes) is list and "step" in saved_model
+    if not known or not all(isinstance(text, str) for text in texts):
         raise ValueError(f"other facts in {_FACTS}")
 
 
@@ -336,19 +339,31 @@ def images_of(index: Index, neighbours: list[Neighbour]) -> list[np.ndarray | No
 
     Images that are no files of their own come from their data set.
     """
-    source = None
-    if not all(os.path.isfile(neighbour.path) for neighbour in neighbours):
-        facts = index.facts
-        place = (facts["dataset"], facts["data_dir"], facts["split"])
+    facts = index.facts
+    place = (facts["dataset"], facts["data_dir"], facts["split"])
+    request, source = Request(facts["saved_model"]["path"], *place, output=""), None
+    if not all(os.path.isfile(neighbour.path) for neighbour in neighbours) and not _is_tree(
+        request
+    ):
         with contextlib.suppress(UserError):  # data that has been moved
-            source = extraction.load_source(
-                Request(facts["saved_model"]["path"], *place, output="")
-            )
-    return [_image_of(source, neighbour) for neighbour in neighbours]
+            source = extraction.load_source(request)
+    return [_image_of(request, source, neighbour) for neighbour in neighbours]
 
 
-def _image_of(source: Source | None, neighbour: Neighbour) -> np.ndarray | None:
-    if source is not None and not 0 <= neighbour.index < len(source):
+def _is_tree(request: Request) -> bool:
+    """Whether images are files in folders: to list them all would find none that is gone."""
+    if request.dataset == "scenes" or request.dataset in tfds_sets.NAMES:
+        return False
+    split = "train" if request.split == "labelled" else request.split
+    return not records.index_path(pathlib.Path(request.data_dir), split).exists()
+
+
+def _image_of(request: Request, source: Source | None, neighbour: Neighbour) -> np.ndarray | None:
+    number = neighbour.index
+    if source is not None and (
+        not 0 <= number < len(source)
+        or extraction.name_of(request, source, number) != neighbour.path
+    ):
         source = None  # data that has changed
     if isinstance(source, ArraySource):
         return source.images[neighbour.index]

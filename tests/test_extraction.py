@@ -21,6 +21,7 @@ from test_train import ROOT, refused, run
 import amdim_tf
 from amdim_tf import directory_locks, extraction, feature_directory, feature_shards, scenes
 from amdim_tf.errors import UserError
+from amdim_tf.examples import ArraySource
 from amdim_tf.extraction import Request
 from amdim_tf.feature_model import FeatureModel
 
@@ -138,7 +139,8 @@ def test_bad_images_are_skipped_and_listed(outputs, export, model, photos, tmp_p
     assert (manifest["rows"], manifest["skipped"]) == (6, 4)
     listed = (tmp_path / "f" / "skipped_images.txt").read_text().splitlines()
     assert listed == [str(photos / name) for name in BAD]
-    assert "4 images could not be decoded" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "4 images could not be decoded" in shown and "remove --output first" in shown
 
 
 def test_sizes_are_grouped_where_a_batch_is_large(export, model, photos, tmp_path, monkeypatch):
@@ -288,8 +290,44 @@ def test_other_images_are_refused(export, tmp_path):
     root = write_tree(tmp_path / "data", small_files(10))
     extraction.extract(make_request(export, root, tmp_path / "f"))
     (root / "test" / "cat" / "001.jpg").rename(root / "test" / "cat" / "002.jpg")
-    with pytest.raises(UserError, match="names of the images"):
+    with pytest.raises(UserError, match="names, sizes or times of the images"):
         extraction.extract(make_request(export, root, tmp_path / "f"))
+
+
+def test_images_that_changed_under_their_names_are_refused(export, tmp_path):
+    root = write_tree(tmp_path / "data", small_files(10))
+    extraction.extract(make_request(export, root, tmp_path / "f"))
+    extraction.extract(make_request(export, root, tmp_path / "f"))
+    path = root / "test" / "cat" / "001.jpg"
+    path.write_bytes((root / "test" / "cat" / "003.jpg").read_bytes())
+    with pytest.raises(UserError, match="names, sizes or times of the images"):
+        extraction.extract(make_request(export, root, tmp_path / "f"))
+
+
+def test_names_that_are_no_files_have_a_digest_of_their_own(tmp_path, monkeypatch):
+    source = ArraySource(np.zeros([2, 4, 4, 3], np.uint8), np.zeros(2, np.int32), (), None)
+    request = make_request("", "", "", dataset="scenes")
+    before = extraction.names_digest(request, source)
+    (tmp_path / "scenes" / "test").mkdir(parents=True)
+    (tmp_path / "scenes" / "test" / "1").write_text("a file with the name of a scene")
+    monkeypatch.chdir(tmp_path)
+    assert extraction.names_digest(request, source) == before
+
+
+@pytest.mark.parametrize("outputs", [("f1",), ("f1", "f5")])
+def test_a_model_with_other_rows_than_images(outputs, export, photos):
+    loaded = FeatureModel(export, outputs)
+    for name in ("_from_images", "_from_files"):
+        if whole := getattr(loaded, name):
+            setattr(loaded, name, _without_last_row(whole))
+    files = [(photos / name).read_bytes() for name in GOOD]
+    for some in (files, files[:1]):
+        with pytest.raises(UserError, match=r"--saved_model: .* with a row of f1 per image"):
+            loaded.of_files(some)
+
+
+def _without_last_row(signature):
+    return lambda **inputs: {name: rows[:-1] for name, rows in signature(**inputs).items()}
 
 
 def test_workers_get_paths_that_hold_anywhere(export, folder, tmp_path, monkeypatch):
@@ -301,7 +339,9 @@ def test_workers_get_paths_that_hold_anywhere(export, folder, tmp_path, monkeypa
 
 def test_images_that_are_all_bad(export, tmp_path):
     root = write_tree(tmp_path / "data", {"0.jpg": b"no", "1.jpg": b""})
-    with pytest.raises(UserError, match=r"Received: 2 that cannot, listed in .*skipped_images"):
+    with pytest.raises(
+        UserError, match=r"Received: 2 that cannot, listed in .*skipped_images.*, remove --output"
+    ):
         extraction.extract(make_request(export, root, tmp_path / "f", split="train"))
     assert not (tmp_path / "f" / "manifest.json").exists()
 

@@ -105,6 +105,22 @@ def test_neighbours_that_are_no_files_are_drawn_from_their_data_set(place):
     assert image.shape == (32, 32, 3) and image.std() > 0
 
 
+def test_neighbours_of_another_name_leave_a_gap(place):
+    index = search_index.load(place / "index")
+    index = search_index.Index(index.directory, index.vectors, {**index.facts, "dataset": "scenes"})
+    found = search_index.Neighbour(0.5, "scenes/test/8", 0, 7)
+    assert search_index.images_of(index, [found]) == [None]
+
+
+def test_folders_are_not_listed_for_neighbours_that_are_gone(place, monkeypatch):
+    def listed(*_):
+        raise AssertionError("listed")
+
+    monkeypatch.setattr(extraction, "load_source", listed)
+    gone = search_index.Neighbour(0.5, str(place / "gone.jpg"), 0, 3)
+    assert search_index.images_of(search_index.load(place / "index"), [gone]) == [None]
+
+
 def test_neighbours_that_are_gone_leave_a_gap(place):
     index = search_index.load(place / "index")
     gone = search_index.Neighbour(0.5, str(place / "gone.jpg"), 0, 999)
@@ -301,7 +317,7 @@ def test_neighbours_that_a_data_set_does_not_have_leave_a_gap(index, place):
 
 
 @pytest.mark.parametrize(
-    "damage", ["missing", "text", "short", "pickle", "facts", "empty", "npz", "deep"]
+    "damage", ["missing", "text", "short", "pickle", "facts", "classes", "empty", "npz", "deep"]
 )
 def test_a_damaged_index_is_refused(damage, place, tmp_path):
     index = shutil.copytree(place / "index", tmp_path / "index")
@@ -309,9 +325,9 @@ def test_a_damaged_index_is_refused(damage, place, tmp_path):
         (index / "index.json").unlink()
     elif damage == "text":
         (index / "index.json").write_text("no JSON")
-    elif damage == "facts":
+    elif damage in ("facts", "classes"):
         facts = json.loads((index / "index.json").read_text())
-        facts["saved_model"] = None
+        facts |= {"saved_model": None} if damage == "facts" else {"classes": {"cat": 0}}
         (index / "index.json").write_text(json.dumps(facts))
     elif damage == "empty":
         (index / "vectors.npy").write_bytes(b"")
