@@ -11,8 +11,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import re
 import signal
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NoReturn
 
 import numpy as np
 
@@ -33,6 +35,7 @@ except ImportError:
     ) from None
 
 _NAMESPACE = "amdim_tf"
+_EXCEPTION = re.compile(r"[\w.]*(Error|Exception)\b.*: ")  # the line that ends a traceback
 _QUIET = ("--default_sdk_harness_log_level=WARNING",)  # an option that is given later wins
 
 
@@ -181,10 +184,10 @@ def run(job: Job, options: Sequence[str]) -> None:
         for indices in [directory.indices_of(shard)]
         for start in range(indices.start, indices.stop, job.request.batch_size)
     ]
-    pipeline = beam.Pipeline(options=PipelineOptions([*_QUIET, *options]))
+    pipeline = new_pipeline(options)
     add_steps(pipeline, job, ranges)
     result = None
-    with _interrupting():
+    with _interrupting(), _refusing_failures():
         try:
             result = pipeline.run()
             result.wait_until_finish()
@@ -193,6 +196,48 @@ def run(job: Job, options: Sequence[str]) -> None:
                 result.cancel()
             raise
     print(f"Beam counted: {_counted(result.metrics())}.")
+
+
+def new_pipeline(options: Sequence[str]) -> beam.Pipeline:
+    """An empty pipeline, if Beam knows all of its options."""
+    flags = [*_QUIET, *options]
+
+    def check(parser):
+        # Beam would print its whole usage and exit, and leave out what it does not know.
+        parser.error = _refuse_options
+        unknown = parser.parse_known_args(flags)[1]
+        if unknown:
+            _refuse_options(f"unknown {' '.join(unknown)}")
+
+    PipelineOptions(flags).get_all_options(add_extra_args_fn=check)
+    try:
+        return beam.Pipeline(options=PipelineOptions(flags))
+    except (ValueError, ImportError, AttributeError) as error:  # of a runner that is not there
+        _refuse_options(str(error))
+
+
+def _refuse_options(reason: str) -> NoReturn:
+    reason = " ".join(reason.split())[:300].rstrip(".")
+    raise UserError(f"--runner=beam: expected Beam's own options after --. Received: {reason}.")
+
+
+@contextlib.contextmanager
+def _refusing_failures() -> Iterator[None]:
+    """Turns the failure of a pipeline, after all attempts, into one line."""
+    try:
+        yield
+    except RuntimeError as error:  # whatever a worker raised, with its traceback as text
+        raise UserError(
+            f"--runner=beam: expected a pipeline that ends well. Received: {_reason(str(error))}. "
+            "Shards that are written stay; the same command goes on from here."
+        ) from None
+
+
+def _reason(text: str) -> str:
+    """The exception at the end of a traceback."""
+    lines = [line.strip() for line in text.splitlines() if _EXCEPTION.match(line.strip())]
+    line = lines[-1] if lines else " ".join(text.split())
+    return line.removeprefix("amdim_tf.errors.UserError: ")[:500].rstrip(".")
 
 
 @contextlib.contextmanager

@@ -79,6 +79,9 @@ def main(*beam_options: str) -> None:
     if options.runner == "beam":
         from amdim_tf import beam_extraction
 
+        beam_extraction.new_pipeline(
+            beam_options
+        )  # mistakes are answered before the model is loaded
         run = functools.partial(beam_extraction.run, options=beam_options)
     extraction.extract(request, run)
     if options.index:

@@ -10,7 +10,8 @@ from exports import all_bytes, read_npz, small_files, write_export
 from pictures import encoded, picture, write_tree
 from test_train import ROOT
 
-from amdim_tf import extraction
+from amdim_tf import extraction, feature_shards
+from amdim_tf.errors import UserError
 from amdim_tf.extraction import Request
 
 pytest.importorskip("apache_beam", reason="needs requirements-beam.txt")
@@ -67,6 +68,49 @@ def test_two_processes_give_the_features_of_one(export, data, tmp_path):
         r"Beam counted: images 25, undecodable 4, batches \d+, model loads (\d)", done.stdout
     )
     assert counted and int(counted[1]) <= 2, done.stdout
+
+
+@pytest.mark.parametrize(
+    "options, received",
+    [
+        (["--runner=Nonsense"], "Unexpected pipeline runner: Nonsense"),
+        (["--runner=no.such.Runner"], "no"),
+        (["--direct_num_workers=x"], "--direct_num_workers: invalid int value: 'x'"),
+        (["--direct_running_mode=foo"], "--direct_running_mode: invalid choice: 'foo'"),
+        (["--nonsense=3"], "unknown --nonsense=3"),
+        (["stray"], "unknown stray"),
+    ],
+)
+def test_options_that_are_refused(options, received):
+    from amdim_tf import beam_extraction
+
+    with pytest.raises(UserError, match="--runner=beam: expected Beam's own options") as error:
+        beam_extraction.new_pipeline(options)
+    assert received in str(error.value) and "\n" not in str(error.value)
+
+
+def test_mistakes_get_one_line(tmp_path):
+    done = _run_program(_request(tmp_path, tmp_path, tmp_path / "f"), "--direct_num_workers=x")
+    *notes, line = done.stderr.splitlines()
+    assert done.returncode == 2 and len(notes) <= 1, done.stderr  # Beam may warn when imported
+    assert line.startswith("error: --runner=beam: expected Beam's own options")
+
+
+def test_a_full_disk_is_one_line(export, data, tmp_path, monkeypatch):
+    from amdim_tf import beam_extraction
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(feature_shards, "write", full)
+    with pytest.raises(UserError, match="No space left on device") as error:
+        extraction.extract(
+            _request(export, data, tmp_path / "f"), lambda job: beam_extraction.run(job, [])
+        )
+    assert "\n" not in str(error.value) and "Traceback" not in str(error.value)
+    assert "--runner=beam: expected a pipeline that ends well. Received: OSError" in str(
+        error.value
+    )
 
 
 def test_it_goes_on_with_what_a_local_run_began(export, data, tmp_path):
