@@ -63,8 +63,8 @@ def test_several_antecedents_of_an_image():
 
 def test_how_many_images_are_scored_at_a_time():
     assert block_rows("auto", 128, [128, 49, 64]) == 128  # 3 MiB
-    assert block_rows("auto", 4096, [4096, 49, 1024]) == 82  # 50 blocks; 0.77 MiB for each image
-    assert block_rows("auto", 4096, [4096, 49, 1024], components=10) == 8
+    assert block_rows("auto", 4096, [4096, 49, 1024]) == 64  # 64 blocks; 0.77 MiB for each image
+    assert block_rows("auto", 4096, [4096, 49, 1024], components=10) == 6
     assert block_rows("auto", 2, [10**6, 49, 8]) == 1
     assert block_rows("100", 64, [64, 49, 8]) == 64
     assert block_rows("100", 300, [300, 49, 8]) == 100
