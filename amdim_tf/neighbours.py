@@ -16,8 +16,8 @@ from amdim_tf.errors import UserError
 from amdim_tf.feature_splits import Features, check, check_split
 from amdim_tf.progress import Progress
 
-# One block of similarities takes 64 MiB.
-_TRAINING_BLOCK, _QUERY_BLOCK = 32768, 512
+# One block of similarities takes 128 MiB.
+_TRAINING_BLOCK, _QUERY_BLOCK = 16384, 1024
 
 
 def evaluate(
@@ -103,28 +103,31 @@ def _nearest(train: Features, queries, k: int, label: str):
     with Progress(len(training_blocks) * len(queries), label, "image") as progress:
         for start in training_blocks:
             rows = voters[start : start + _TRAINING_BLOCK]
-            block = tf.constant(unit_rows(train.values[rows]))
+            block = unit_rows(train.values[rows]).astype(np.float64)  # [B, D]
             labels = tf.constant(train.labels[rows], tf.int32)
             for first in query_blocks:
                 part = slice(first, first + _QUERY_BLOCK)
-                unit = unit_rows(queries[part])
+                unit = unit_rows(queries[part]).astype(np.float64)
+                # Summed in float64 and rounded: in float32 the order of the sums, which differs
+                # between the parts of a product, would make equal images more and less similar.
+                # By NumPy, whose product is twice as fast in float64 as TensorFlow's.
+                similarities = (unit @ block.T).astype(np.float32)  # [Q, B]
                 best[part], best_labels[part] = _merge(
-                    unit, block, labels, best[part], best_labels[part]
+                    similarities, labels, best[part], best_labels[part]
                 )
                 progress.advance(len(unit))
     return best, best_labels
 
 
 @tf.function(reduce_retracing=True)
-def _merge(queries, block, labels, best, best_labels):
+def _merge(similarities, labels, best, best_labels):
     """The best k of those known and of a block of training images that come after them.
 
     top_k puts the lower index first where values are equal, and so does the merge, because what
     is known stands before what is new.
     """
     k = tf.shape(best)[1]
-    similarities = tf.matmul(queries, block, transpose_b=True)  # [Q, B]
-    found, places = tf.math.top_k(similarities, tf.minimum(k, tf.shape(block)[0]))
+    found, places = tf.math.top_k(similarities, tf.minimum(k, tf.shape(labels)[0]))
     found = tf.concat([best, found], axis=1)
     found_labels = tf.concat([best_labels, tf.gather(labels, places)], axis=1)
     best, places = tf.math.top_k(found, k)  # [Q, k]

@@ -5,7 +5,7 @@ import pathlib
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # Programs are compared with this process to the last bit, so both have what TensorFlow chooses by
-# itself: no oneDNN without these instructions. Its kernels for AVX2 sum equal rows differently.
+# itself: no oneDNN without these instructions.
 os.environ.setdefault(
     "TF_ENABLE_ONEDNN_OPTS",
     str(int("avx512_vnni" in pathlib.Path("/proc/cpuinfo").read_text())),

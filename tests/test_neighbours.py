@@ -1,7 +1,5 @@
 """Nearest neighbours against scikit-learn, a slow loop, and inputs made of ties."""
 
-import os
-
 import hypothesis
 import numpy as np
 import pytest
@@ -75,10 +73,6 @@ def test_size_of_blocks_changes_nothing(monkeypatch):
         np.testing.assert_array_equal(ranked, whole[k])
 
 
-@pytest.mark.skipif(
-    os.environ.get("TF_ENABLE_ONEDNN_OPTS") == "0",
-    reason="TensorFlow's own products sum equal rows differently at the edge of a block",
-)
 @pytest.mark.parametrize("block", [7, 32768])
 def test_of_equal_images_the_first_is_nearest(block, monkeypatch):
     monkeypatch.setattr(neighbours, "_TRAINING_BLOCK", block)
