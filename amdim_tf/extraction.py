@@ -162,24 +162,22 @@ def name_of(request: Request, source: Source, index: int) -> str:
 
 
 def names_digest(request: Request, source: Source) -> str:
-    """A digest of the names of all images, in order, with size and time of those that are files.
+    """A digest of the names of all images, in order, with size and time of the files they are in.
 
     Every process that sees the same files has the same digest.
     """
     digest = hashlib.sha256()
     for index in range(len(source)):
-        name = os.fsencode(name_of(request, source, index))
-        digest.update(name + _stamp(name) + b"\n")
+        stamp = b"" if isinstance(source, ArraySource) else _stamp(source.file_of(index))
+        digest.update(os.fsencode(name_of(request, source, index)) + stamp + b"\n")
     return digest.hexdigest()
 
 
-def _stamp(name: bytes) -> bytes:
-    """What changes with the contents of a file; nothing for a name that is none."""
-    if not os.path.isabs(name):  # a place in a data set, whatever the working directory holds
-        return b""
+def _stamp(path: str) -> bytes:
+    """What changes with the contents of a file; nothing where it is gone."""
     try:
-        status = os.stat(name)
-    except (OSError, ValueError):
+        status = os.stat(path)
+    except OSError:
         return b""
     return b" %d %d" % (status.st_size, status.st_mtime_ns)
 

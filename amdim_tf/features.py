@@ -82,7 +82,8 @@ def cached_features(
         features = _read(directory, key)
         if features is None:
             aside = directory.with_name(directory.name + ".partial")
-            shutil.rmtree(aside, ignore_errors=True)
+            for left in directory.parent.glob("*.partial"):  # of evaluations that were killed
+                shutil.rmtree(left, ignore_errors=True)
             try:
                 _extract_into(aside, function, source, config, label)
                 (aside / "key.json").write_text(json.dumps(_stamp(aside, key)))

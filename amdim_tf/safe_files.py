@@ -24,9 +24,11 @@ def write_whole(path: pathlib.Path, contents: bytes) -> None:
             file.write(contents)
             sync(file)
         aside.replace(path)
-    except OSError:
+    except OSError as error:
         with contextlib.suppress(OSError):
             aside.unlink()
+        if error.filename2:  # of the rename: what is in the way is at the file's own place
+            raise type(error)(error.errno, error.strerror, str(path)) from None
         raise
     sync_directory(path.parent)
 

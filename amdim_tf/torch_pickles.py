@@ -13,6 +13,7 @@ import pickletools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import ml_dtypes
 import numpy as np
 
 _ORDERED_DICT = "collections OrderedDict"
@@ -21,6 +22,7 @@ _STORAGES = {
     "torch FloatStorage": np.dtype("<f4"),
     "torch DoubleStorage": np.dtype("<f8"),
     "torch HalfStorage": np.dtype("<f2"),
+    "torch BFloat16Storage": np.dtype(ml_dtypes.bfloat16),
     "torch LongStorage": np.dtype("<i8"),
     "torch ByteStorage": np.dtype("u1"),
     "torch BoolStorage": np.dtype("?"),
@@ -173,13 +175,16 @@ class PickleReader:
         if math.prod(shape) > storage.count or (0 not in shape and offset + last >= storage.count):
             raise ValueError(f"a tensor of shape {shape} in a storage of {storage.count} numbers")
         dtype = storage.dtype
+        # NumPy knows bfloat16 as bytes without a meaning; float32 holds the same numbers.
+        given = np.dtype("f4") if dtype == ml_dtypes.bfloat16 else dtype
 
         def read():
             steps = tuple(dtype.itemsize * stride for stride in strides)
             buffer = self._contents(storage)
-            return np.ndarray(shape, dtype, buffer, offset * dtype.itemsize, steps).copy()
+            numbers = np.ndarray(shape, dtype, buffer, offset * dtype.itemsize, steps)
+            return numbers.astype(given)  # a copy
 
-        return StoredTensor(shape, dtype, read)
+        return StoredTensor(shape, given, read)
 
 
 def is_size(value) -> bool:

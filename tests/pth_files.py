@@ -20,7 +20,13 @@ needs_torch = pytest.mark.skipif(
 )
 REBUILD = b"ctorch._utils\n_rebuild_tensor_v2\n"
 ORDERED_DICT = b"ccollections\nOrderedDict\n)R"
-STORAGES = {"float32": "Float", "float16": "Half", "int64": "Long", "uint8": "Byte"}
+STORAGES = {
+    "float32": "Float",
+    "float16": "Half",
+    "bfloat16": "BFloat16",
+    "int64": "Long",
+    "uint8": "Byte",
+}
 FORMATS = ("zip", "old")
 
 

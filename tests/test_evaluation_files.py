@@ -56,6 +56,14 @@ def test_a_failure_to_write_leaves_the_file_before(tmp_path):
     assert not list(history.parent.glob("*.partial"))
 
 
+def test_what_is_in_the_way_of_a_file_is_named(tmp_path):
+    (tmp_path / "evaluation" / "scenes.json").mkdir(parents=True)
+    with pytest.raises(IsADirectoryError) as caught:
+        evaluation_files.write(tmp_path, {**RESULTS, "step": 1, "linear": LINEAR})
+    assert caught.value.filename == str(tmp_path / "evaluation" / "scenes.json")
+    assert not list((tmp_path / "evaluation").glob("*.partial"))
+
+
 def test_a_file_in_the_place_of_the_logs_gets_one_line(tmp_path):
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "evaluation").write_text("no directory")

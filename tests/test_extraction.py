@@ -25,6 +25,9 @@ from amdim_tf.examples import ArraySource
 from amdim_tf.extraction import Request
 from amdim_tf.feature_model import FeatureModel
 
+sys.path.append(str(ROOT / "tools"))
+import prepare_folder
+
 TOLERANCE = 1e-5
 
 
@@ -302,6 +305,16 @@ def test_images_that_changed_under_their_names_are_refused(export, tmp_path):
     path.write_bytes((root / "test" / "cat" / "003.jpg").read_bytes())
     with pytest.raises(UserError, match="names, sizes or times of the images"):
         extraction.extract(make_request(export, root, tmp_path / "f"))
+
+
+def test_packed_images_that_changed_under_their_names_are_refused(export, tmp_path):
+    root = write_tree(tmp_path / "data", small_files(10))
+    prepare_folder.pack(root, tmp_path / "packed", 1000)
+    extraction.extract(make_request(export, tmp_path / "packed", tmp_path / "f"))
+    (shard,) = (tmp_path / "packed").glob("test*.tfrecord")
+    os.utime(shard, ns=(0, 0))
+    with pytest.raises(UserError, match="names, sizes or times of the images"):
+        extraction.extract(make_request(export, tmp_path / "packed", tmp_path / "f"))
 
 
 def test_names_that_are_no_files_have_a_digest_of_their_own(tmp_path, monkeypatch):

@@ -51,6 +51,13 @@ def test_features_are_extracted_once(tmp_path):
     np.testing.assert_allclose(first.values, expected, rtol=1e-4, atol=1e-4)
 
 
+def test_what_a_killed_extraction_left_is_removed(tmp_path):
+    (tmp_path / "other.partial").mkdir()
+    (tmp_path / "other.partial" / "values.npy").write_bytes(b"half of it")
+    features.cached_features(tmp_path / "set", "key", _Counting(), _source(), CONFIG, "test")
+    assert [path.name for path in tmp_path.iterdir()] == ["set"]
+
+
 def test_another_key_takes_the_place_of_the_first(tmp_path):
     function = _Counting()
     for key, count in (("one", 7), ("two", 9)):

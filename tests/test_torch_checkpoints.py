@@ -6,6 +6,7 @@ import resource
 import subprocess
 import sys
 
+import ml_dtypes
 import numpy as np
 import pytest
 from conftest import DATA, GOLDEN, Golden
@@ -104,12 +105,13 @@ def test_a_file_of_pytorch_to_run_and_back(kind, tmp_path):
     assert back["cursor"]["info_step"] == 0
 
 
-def test_half_precision_becomes_single(tmp_path, capsys):
+@pytest.mark.parametrize("half", [np.float16, ml_dtypes.bfloat16])
+def test_half_precision_becomes_single(half, tmp_path, capsys):
     state, hyper = golden_state()
-    halved = {n: v.astype(np.float16) if v.dtype == np.float32 else v for n, v in state.items()}
+    halved = {n: v.astype(half) if v.dtype == np.float32 else v for n, v in state.items()}
     path = PthWriter().write(tmp_path / "a.pth", {"model": halved, "hyperparams": hyper}, "zip")
     import_tool.import_checkpoint(str(path), str(tmp_path / "run"), {})
-    assert "float16 numbers become float32" in capsys.readouterr().out
+    assert ("float16 numbers become float32" in capsys.readouterr().out) == (half is np.float16)
     export_tool.export_checkpoint(str(tmp_path / "run"), str(tmp_path / "back.npz"))
     assert_same(
         read_all(tmp_path / "back.npz"), {n: v.astype(state[n].dtype) for n, v in halved.items()}
