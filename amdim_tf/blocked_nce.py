@@ -147,11 +147,7 @@ def _in_one_pass(losses_of_rows, antecedents, consequents, size, compiled):
     pieces = 1 if compiled else _pieces_of(consequents)
     B, S, D = consequents.shape
     shape = [pieces, B // pieces * S, D]
-    # A constant would be shared between steps, and must not be added to.
-    gradient = (
-        tf.zeros(shape) if compiled else tf.raw_ops.Empty(shape=shape, dtype=tf.float32, init=True)
-    )
-    gradient = tf.ensure_shape(gradient, shape)
+    gradient = empty(shape, tf.float32, compiled)
     values, last, gradient = of_block(whole * size - size, size, gradient)
     others = tf.TensorArray(tf.float32, whole - 1, element_shape=last.shape)
     _, values, others, gradient = tf.while_loop(
@@ -166,6 +162,13 @@ def _in_one_pass(losses_of_rows, antecedents, consequents, size, compiled):
         values = tuple(value + more for value, more in zip(values, added, strict=True))
         of_antecedents.append(rest)
     return values, tf.concat(of_antecedents, 0), tf.reshape(gradient, consequents.shape)
+
+
+def empty(shape, dtype, compiled: bool):
+    """Zeros that may be written in place; a constant is shared between steps, and must not be."""
+    if compiled:
+        return tf.zeros(shape, dtype)
+    return tf.ensure_shape(tf.raw_ops.Empty(shape=shape, dtype=dtype, init=True), shape)
 
 
 def _one_block(losses_of_rows, antecedents, consequents, offset, gradient, compiled):

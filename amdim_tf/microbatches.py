@@ -13,6 +13,8 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
+from amdim_tf.blocked_nce import empty
+
 
 def size_of(images: int, most: int) -> int:
     """Images of each microbatch: the largest equal parts of `images` that have at most `most`.
@@ -32,35 +34,43 @@ def rows(values, number, size: int):
     return tf.nest.map_structure(cut, values)
 
 
-def stacked(function: Callable, count: int):
+def stacked(function: Callable, count: int, compiled: bool = False):
     """function(0), ..., function(count − 1), one after the other, as one batch of rows.
+
+    Each is written into its place in one tensor: of a list of them, memory would be taken twice, as
+    pieces and as a whole.
 
     Args:
         function: number -> structure of tensors [n, ...].
+        count: how many.
+        compiled: whether XLA compiles this. It has no operation that writes in place, and reuses
+            memory by itself.
 
     Returns:
         The structure of tensors [count · n, ...].
     """
     first = function(tf.constant(0))
     leaves = tf.nest.flatten(first)
-    arrays = [
-        tf.TensorArray(leaf.dtype, count, element_shape=leaf.shape).write(0, leaf)
-        for leaf in leaves
-    ]
 
-    def body(number, arrays):
+    def put(whole, number, leaf):
+        if compiled:
+            return tf.tensor_scatter_nd_update(whole, [[number]], leaf[None])
+        return tf.raw_ops.InplaceUpdate(x=whole, i=[number], v=leaf[None])
+
+    def body(number, wholes):
         leaves = tf.nest.flatten(function(number))
-        pairs = zip(arrays, leaves, strict=True)
-        return number + 1, [array.write(number, leaf) for array, leaf in pairs]
+        pairs = zip(wholes, leaves, strict=True)
+        return number + 1, [put(whole, number, leaf) for whole, leaf in pairs]
 
-    _, arrays = tf.while_loop(
-        lambda number, _: number < count, body, (tf.constant(1), arrays), parallel_iterations=1
+    wholes = [put(empty([count, *leaf.shape], leaf.dtype, compiled), 0, leaf) for leaf in leaves]
+    _, wholes = tf.while_loop(
+        lambda number, _: number < count, body, (tf.constant(1), wholes), parallel_iterations=1
     )
-    whole = [
-        tf.reshape(array.stack(), [count * leaf.shape[0], *leaf.shape[1:]])
-        for array, leaf in zip(arrays, leaves, strict=True)
+    rows = [
+        tf.reshape(whole, [count * leaf.shape[0], *leaf.shape[1:]])
+        for whole, leaf in zip(wholes, leaves, strict=True)
     ]
-    return tf.nest.pack_sequence_as(first, whole)
+    return tf.nest.pack_sequence_as(first, rows)
 
 
 def summed(function: Callable, count: int):

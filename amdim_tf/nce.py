@@ -6,6 +6,7 @@ of those of all images in the batch; B images, S locations of a consequent map, 
 
 from __future__ import annotations
 
+import collections
 import typing
 
 import tensorflow as tf
@@ -59,6 +60,11 @@ def nce_log_probabilities(scores, offset=0):
     return -tf.nn.softplus(log_negatives - positives), positives
 
 
+def mean_square(scores):
+    """The mean of s²; its gradient, unlike that of a mean, holds no second array of its size."""
+    return 2 * tf.nn.l2_loss(scores) / tf.size(scores, scores.dtype)
+
+
 def as_float32(values):
     """Half precision widened to float32, in which scores are computed under any policy."""
     return tf.cast(values, tf.float32) if values.dtype.size < 4 else values
@@ -98,7 +104,7 @@ def nce_loss(antecedents, consequents, clip, regularization, block="auto", compi
         share = _share_of(scores)
         return (
             plain_share(log_probabilities, share),
-            share * regularization * tf.reduce_mean(tf.square(scores)),
+            share * regularization * mean_square(scores),
         )
 
     return TaskLoss(*_in_blocks(losses_of_rows, antecedents, consequents, block, compiled))
@@ -133,7 +139,7 @@ def mixture_loss(
         )  # [r, K, S]
         share = _share_of(scores)
         loss, figures = mixture_share(log_probabilities, share, temperature)
-        regularizer = share * regularization * tf.reduce_mean(tf.square(scores))
+        regularizer = share * regularization * mean_square(scores)
         return loss, regularizer, figures.entropy, *tf.unstack(figures.usage)
 
     loss, regularizer, entropy, *usage = _in_blocks(
@@ -227,29 +233,85 @@ def multiscale_losses(
     Returns:
         Task name -> TaskLoss, or MixtureLoss where components are the antecedent.
     """
-    common = {"block": block, "compiled": compiled}
+    losses, previous = collections.defaultdict(list), []
+    for task, compute in _directions(
+        tasks, view1, view2, locations1, locations2, clip, regularization, block, compiled,
+        mixtures, temperature,
+    ):  # fmt: skip
+        # One after the other: of those that run side by side, each holds scores of its own.
+        with tf.control_dependencies(previous):
+            losses[task].append(compute())
+        previous = [losses[task][-1].loss]
+    return _averaged(losses)
+
+
+def multiscale_gradients(
+    tasks, view1, view2, locations1, locations2, clip, regularization,
+    block="auto", compiled=False, mixtures=(), temperature=1.0, scale=1.0,
+):  # fmt: skip
+    """The same losses, and the gradient of their sum with respect to views and mixtures.
+
+    Each task and direction adds its gradient to that of the ones before, and only then the next
+    begins: no more than one gradient exists beside the sum.
+
+    Args:
+        scale: a factor of the gradient, not of the losses.
+
+    Returns:
+        (what `multiscale_losses` gives, the gradient as (view1, view2, mixtures)).
+    """
+    given = (view1, view2, tuple(mixtures))
+    leaves = tf.nest.flatten(given)
+    losses, gradients, previous = collections.defaultdict(list), [None] * len(leaves), []
+    for task, compute in _directions(
+        tasks, view1, view2, locations1, locations2, clip, regularization, block, compiled,
+        mixtures, temperature,
+    ):  # fmt: skip
+        with tf.control_dependencies(previous):
+            with tf.GradientTape(watch_accessed_variables=False) as tape:
+                tape.watch(leaves)
+                result = compute()
+                total = (result.loss + result.regularizer) * (scale / 2)
+            more = tape.gradient(total, leaves)
+        gradients = [
+            b if a is None else a if b is None else a + b
+            for a, b in zip(gradients, more, strict=True)
+        ]
+        previous = [gradient for gradient in gradients if gradient is not None]
+        losses[task].append(result)
+    # φ1 has no gradient where a mixture takes its place.
+    gradients = [
+        tf.zeros_like(leaf) if gradient is None else gradient
+        for gradient, leaf in zip(gradients, leaves, strict=True)
+    ]
+    return _averaged(losses), tf.nest.pack_sequence_as(given, gradients)
+
+
+def _directions(
+    tasks, view1, view2, locations1, locations2, clip, regularization, block, compiled, mixtures,
+    temperature,
+):  # fmt: skip
+    """(task, function that computes its loss) for both directions of each task."""
 
     def one_direction(n, m, source, target, locations, components):
         consequents = flat_locations(target[m])
         if n == 1 and components is not None:
             return mixture_loss(
-                components, consequents, clip, regularization, temperature, **common
+                components, consequents, clip, regularization, temperature, block, compiled
             )
         antecedents = antecedents_of(source[n], locations.get(n))
-        return nce_loss(antecedents, consequents, clip, regularization, **common)
+        return nce_loss(antecedents, consequents, clip, regularization, block, compiled)
 
     components1, components2 = mixtures or (None, None)
-    losses, previous = {}, []
     for task in tasks:
         n, m = parse_task(task)
-        directions = []
-        for given in (
-            (view1, view2, locations1, components1),
-            (view2, view1, locations2, components2),
-        ):
-            # One after the other: of those that run side by side, each holds scores of its own.
-            with tf.control_dependencies(previous):
-                directions.append(one_direction(n, m, *given))
-            previous = [directions[-1].loss]
-        losses[task] = tf.nest.map_structure(lambda a, b: (a + b) / 2, *directions)
-    return losses
+        yield task, lambda n=n, m=m: one_direction(n, m, view1, view2, locations1, components1)
+        yield task, lambda n=n, m=m: one_direction(n, m, view2, view1, locations2, components2)
+
+
+def _averaged(losses):
+    """{task: the mean of its two directions}."""
+    return {
+        task: tf.nest.map_structure(lambda a, b: (a + b) / 2, *directions)
+        for task, directions in losses.items()
+    }

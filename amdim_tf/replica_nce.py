@@ -165,7 +165,7 @@ def negative_sums(antecedents, consequents, clip, offset, block="auto", compiled
         place = tf.range(scores.shape[0]) + start - offset  # in this replica, or outside of it
         own = tf.one_hot(place, scores.shape[2], on_value=True, off_value=False)  # [r, b]
         others = tf.where(own[:, None, :, None], scores.dtype.min, soft_clip(scores, clip))
-        return tf.reduce_logsumexp(others, axis=[2, 3]), tf.reduce_sum(tf.square(scores))
+        return tf.reduce_logsumexp(others, axis=[2, 3]), 2 * tf.nn.l2_loss(scores)
 
     size = block_rows(block, B, consequents.shape, K)
     if size != B:

@@ -16,7 +16,7 @@ from amdim_tf import batch_norm, microbatches, replicas
 from amdim_tf.classifiers import classification_loss
 from amdim_tf.config import DistributionConfig
 from amdim_tf.mixture_watch import mixture_logs
-from amdim_tf.nce import flat_locations, multiscale_losses
+from amdim_tf.nce import flat_locations, multiscale_gradients
 from amdim_tf.replica_nce import ReplicaNCE
 
 if typing.TYPE_CHECKING:
@@ -66,6 +66,7 @@ class TrainingStep:
         self, model: AMDIM, settings: DistributionConfig, compiled: bool = False, islands=False
     ):
         self._model, self._settings, self._compiled = model, settings, compiled
+        self._whole = compiled and not islands
         self._synchronized = settings.batch_norm == "synchronized"
         self.forward = self._forward
         # Synchronized batch norm communicates within the pass.
@@ -191,11 +192,15 @@ class TrainingStep:
         def embed(number):
             return self.forward(microbatches.rows(_of_pass(data), number, size), labelled).embedded
 
-        embedded = microbatches.stacked(embed, count)
+        embedded = microbatches.stacked(embed, count, self._whole)
         logs, upstream = self._nce(embedded, data["locations"], scale)
+        # Else the first of the passes with a tape would begin, and hold its activations, before
+        # there is a gradient to send through it.
+        with tf.control_dependencies(tf.nest.flatten(upstream)):
+            again = tf.nest.map_structure(tf.identity, _of_pass(data))
 
         def run_again(number):
-            part, of_part = microbatches.rows((_of_pass(data), upstream), number, size)
+            part, of_part = microbatches.rows((again, upstream), number, size)
             with tf.GradientTape() as tape:
                 passed = self.forward(part, labelled)
                 classifier_loss = scaled(passed.classifier_loss, scale)
@@ -221,25 +226,31 @@ class TrainingStep:
 
     def _nce(self, embedded: Embedded, locations, scale):
         """The NCE of this replica's images: logs, and the gradient with respect to `embedded`."""
+        if replicas.count() > 1:
+            tasks, gradient = self._nce_of_replicas(embedded, locations, scale)
+        else:
+            tasks, gradient = self._nce_of_one(embedded, locations, scale)
+        logs = {f"loss_{task}": result.loss for task, result in tasks.items()}
+        logs["regularizer"] = tf.add_n([result.regularizer for result in tasks.values()])
+        logs["loss"] = tf.add_n([result.loss for result in tasks.values()])
+        logs["total"] = logs["loss"] + logs["regularizer"]
+        return logs | mixture_logs(tasks), gradient
+
+    def _nce_of_replicas(self, embedded: Embedded, locations, scale):
+        """Losses of all tasks, as this replica's share of the global batch's, and the gradient."""
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(tf.nest.flatten(embedded))
-            tasks = self._task_losses(embedded, locations)
-            logs = {f"loss_{task}": result.loss for task, result in tasks.items()}
-            logs["regularizer"] = tf.add_n([result.regularizer for result in tasks.values()])
-            logs["loss"] = tf.add_n([result.loss for result in tasks.values()])
-            logs["total"] = logs["loss"] + logs["regularizer"]
-            logs |= mixture_logs(tasks)
-            total = scaled(logs["total"], scale)
+            tasks = self.replica_nce(*embedded, locations)
+            parts = [part for result in tasks.values() for part in result[:2]]
+            total = scaled(tf.add_n(parts), scale)
         # φ1 has no gradient where a mixture takes its place.
         zero = tf.UnconnectedGradients.ZERO
-        return logs, tape.gradient(total, embedded, unconnected_gradients=zero)
+        return tasks, tape.gradient(total, embedded, unconnected_gradients=zero)
 
-    def _task_losses(self, embedded: Embedded, locations):
-        """Losses of all tasks, as this replica's share of the global batch's."""
-        if replicas.count() > 1:
-            return self.replica_nce(*embedded, locations)
+    def _nce_of_one(self, embedded: Embedded, locations, scale):
+        """The same where this replica has the whole batch."""
         settings = self._model.settings
-        return multiscale_losses(
+        tasks, (*views, mixtures) = multiscale_gradients(
             settings.tasks,
             *embedded.views,
             *({n: drawn[view] for n, drawn in locations.items()} for view in (0, 1)),
@@ -249,7 +260,9 @@ class TrainingStep:
             self._compiled,
             embedded.mixtures,
             settings.mixture_temperature,
+            1.0 if scale is None else scale,
         )
+        return tasks, Embedded(tuple(views), mixtures)
 
     def _negatives_in(self, embedded: Embedded):
         """What a mixture keeps of the global batch; None without one."""
