@@ -5,6 +5,7 @@ TensorFlow is not imported here: help and mistakes in the flags are answered at 
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
 import re
@@ -265,8 +266,9 @@ def run(main: Callable[..., None], words: int | None = 0) -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             if isinstance(error, BrokenPipeError):  # whoever read the output has left
                 sys.exit(128 + signal.SIGPIPE)
-            name = error.filename or "standard output"
-            sys.exit(_error_line(f"{name}: {error.strerror or error}."))
+            name = error.filename or "a file, or standard output"
+            remedy = _REMEDIES.get(error.errno, "")
+            sys.exit(_error_line(f"{name}: {error.strerror or error}.{remedy}"))
         except KeyboardInterrupt:
             sys.exit(128 + signal.SIGINT)
         except Interrupted as notice:
@@ -274,6 +276,17 @@ def run(main: Callable[..., None], words: int | None = 0) -> None:
             sys.exit(INTERRUPTED_CODE)
 
     app.run(guarded_main, flags_parser=parse)
+
+
+_REMEDIES = {
+    errno.ENOSPC: " Make room, and run the same command again.",
+    errno.EDQUOT: " Make room, and run the same command again.",
+    errno.EROFS: " Expected a place that can be written to.",
+    errno.EACCES: " Expected permission to read or write it.",
+    errno.EISDIR: " Expected a file: move the directory away.",
+    errno.EEXIST: " Expected a directory: move the file away.",
+    errno.ENOTDIR: " Expected a directory: move the file away.",
+}
 
 
 def _open_standard_streams() -> None:

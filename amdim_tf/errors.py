@@ -27,8 +27,9 @@ class Interrupted(Exception):
 
 
 def tensorflow_reason(error) -> str:
-    """The first line of a TensorFlow error, without the names of nodes in a graph."""
-    return re.sub(r"\{\{.*?\}\} ?", "", error.message.strip().split("\n")[0])[:300]
+    """The first line of a TensorFlow error, without the names of operations and nodes."""
+    line = error.message.strip().split("\n")[0]
+    return re.sub(r"\{\{.*?\}\} ?| \[Op:.*", "", line)[:300]
 
 
 def warn(message: str) -> None:

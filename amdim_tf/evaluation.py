@@ -29,7 +29,7 @@ from amdim_tf import (
 )
 from amdim_tf import config as config_lib
 from amdim_tf.config import Config
-from amdim_tf.errors import UserError
+from amdim_tf.errors import UserError, warn
 from amdim_tf.examples import Source
 from amdim_tf.feature_splits import Features
 from amdim_tf.model import AMDIM
@@ -90,6 +90,14 @@ class EvaluationSettings:
             raise UserError(
                 f"--probe_epochs: expected 0 to {_MOST_EPOCHS}. Received: {self.probe_epochs}."
             )
+        classifying = set(self.probes) & set(CLASSIFYING)
+        for flag, given, wanted, needs in (
+            ("probe_epochs", self.probe_epochs, self.augmented, "--probe_training=augmented"),
+            ("mask_dir", self.mask_dir, "segmentation" in self.probes, "--probes=segmentation"),
+            ("baselines", ",".join(self.baselines), classifying, "a probe that classifies"),
+        ):
+            if given and not wanted:
+                raise UserError(f"--{flag}: expected beside {needs} only. Received: {given}.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,6 +127,14 @@ def evaluate(settings: EvaluationSettings) -> dict[str, Any]:
 def wait_for_run(model_dir: str) -> None:
     """Returns when a training has written its settings."""
     path = config_file.path_in(model_dir)
+    directory = pathlib.Path(model_dir)
+    while not directory.exists():
+        directory = directory.parent
+    if not directory.is_dir():
+        raise UserError(
+            f"--model_dir: expected a directory. Received: {model_dir}, in which no run can appear "
+            f"while {directory} is a file."
+        )
     if not path.exists():
         print(f"{path}: no run yet; waiting for one.")
     while not path.exists():
@@ -197,17 +213,22 @@ def _evaluate_step(settings, config: Config, splits: _Splits | None, model: AMDI
             segmentation_probe.require_mixture(model, f"--probes={probe}")
     if "segmentation" in settings.probes:
         masked_images.count(config, settings.mask_dir)  # masks that are not there, before the work
+    recalibrated_on = 0
     if settings.recalibrate:
         train = splits.train if splits else sources.load(config.data, "train")
-        recalibration.recalibrate(model, train, config, settings.recalibrate, settings.seed)
+        recalibrated_on = recalibration.recalibrate(
+            model, train, config, settings.recalibrate, settings.seed
+        )
     results: dict[str, Any] = {
         "dataset": config.data.dataset,
         "data_dir": os.path.abspath(config.data.data_dir) if config.data.data_dir else "",
         "trained_on": config_file.load(config_file.path_in(settings.model_dir))[0].data.dataset,
         "step": step,
+        "weights_sha256": features.weights_digest(model),
         "seed": settings.seed,
         "probe_training": "augmented" if settings.augmented else "cached",
-        "recalibrated_on": settings.recalibrate,
+        "probe_epochs": settings.probe_epochs,
+        "recalibrated_on": recalibrated_on,
         "classes": list(splits.class_names) if splits else [],
         "command": settings.command,
         "baselines": {},
@@ -230,6 +251,10 @@ def _classify(settings, config: Config, splits: _Splits, model: AMDIM) -> dict[s
         encoder = model
         if name == "untrained":
             encoder = checkpoints.build_model(config, model.classes)
+            if settings.recalibrate:
+                recalibration.recalibrate(
+                    encoder, splits.train, config, settings.recalibrate, settings.seed
+                )
         train, test = (
             _features_of(name, encoder, source, config, settings.model_dir, split)
             for split, source in (("train", splits.train), ("test", splits.test))
@@ -238,10 +263,32 @@ def _classify(settings, config: Config, splits: _Splits, model: AMDIM) -> dict[s
         found = _probe(settings, config, name, encoder, splits, train, test)
         if name == "learned":
             results |= {"train_images": len(train.labels), "test_images": len(test.labels)}
+            results["skipped_images"] = _skipped(settings, config, splits, train, test)
             results |= {**found, "baselines": {}}
         else:
             results["baselines"][name] = found
     return results
+
+
+def _skipped(settings, config: Config, splits: _Splits, train: Features, test: Features):
+    """How many images of each split could not be decoded; a warning where there are any."""
+    skipped = {
+        "train": len(splits.train) - len(train.labels),
+        "test": len(splits.test) - len(test.labels),
+    }
+    for split, count in skipped.items():
+        if count:
+            directory = _features_directory(settings.model_dir, config, "learned", split)
+            warn(
+                f"{count} {split} images could not be decoded and are not counted: see "
+                f"{directory / features.SKIPPED}."
+            )
+    return skipped
+
+
+def _features_directory(model_dir, config: Config, name: str, split: str) -> pathlib.Path:
+    directory = pathlib.Path(model_dir) / "evaluation" / "features"
+    return directory / f"{config.data.dataset}-{name}-{split}"
 
 
 def _features_of(name, encoder: AMDIM, source: Source, config, model_dir, split: str) -> Features:
@@ -250,9 +297,8 @@ def _features_of(name, encoder: AMDIM, source: Source, config, model_dir, split:
         function, weights = features.pixels_of, f"{features.PIXELS_SIDE}x{features.PIXELS_SIDE}"
     else:
         function, weights = features.f1_of(encoder), features.weights_digest(encoder)
-    directory = pathlib.Path(model_dir) / "evaluation" / "features"
     return features.cached_features(
-        directory / f"{config.data.dataset}-{name}-{split}",
+        _features_directory(model_dir, config, name, split),
         features.features_key(weights, source, config),
         function,
         source,

@@ -10,10 +10,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from amdim_tf import charts, features, safe_files, segmentation_probe
-from amdim_tf.errors import UserError, tensorflow_reason
+from amdim_tf import charts, directory_locks, features, safe_files, segmentation_probe
+from amdim_tf.errors import UserError, tensorflow_reason, warn
 
 _MOST_TABLE_BYTES = 2**28
+# What results of one file have in common, beside what `conditions_of` tells.
+_SHARED = ("weights_sha256", "step", "seed", "trained_on")
+_OF_CLASSIFIERS = ("classes", "train_images", "test_images")
 _SIDE = features.PIXELS_SIDE
 _DESCRIBED = {"untrained": "untrained encoder", "pixels": f"raw pixels, {_SIDE}x{_SIDE}"}
 
@@ -27,9 +30,15 @@ def write(model_dir, results: dict[str, Any]) -> None:
     """
     directory = pathlib.Path(model_dir) / "evaluation"
     directory.mkdir(parents=True, exist_ok=True)
+    with directory_locks.locked(directory, wait=True):  # evaluations at once wait for each other
+        _write(pathlib.Path(model_dir), directory, results)
+
+
+def _write(model_dir: pathlib.Path, directory: pathlib.Path, results: dict[str, Any]) -> None:
     dataset = results["dataset"]
-    document = json.dumps(results, indent=2) + "\n"
-    safe_files.write_whole(directory / f"{dataset}.json", document.encode())
+    path = directory / f"{dataset}.json"
+    document = json.dumps(_with_earlier(results, path), indent=2) + "\n"
+    safe_files.write_whole(path, document.encode())
     history = comparable(_extend_history(directory / f"{dataset}_history.csv", results), results)
     if any(len(row) > 1 for row in history):
         charts.learning_curve(history, directory / f"{dataset}_curve.png")
@@ -37,7 +46,7 @@ def write(model_dir, results: dict[str, Any]) -> None:
     picture = directory / f"{dataset}_confusion.png" if confusion else None
     if picture:
         charts.confusion_matrix(confusion, results["classes"], picture)
-    logs = pathlib.Path(model_dir) / "logs" / "evaluation"
+    logs = model_dir / "logs" / "evaluation"
     try:
         _log(logs, results, picture)
     except tf.errors.OpError as error:
@@ -45,6 +54,32 @@ def write(model_dir, results: dict[str, Any]) -> None:
             f"{logs}: expected a directory to write TensorBoard's events into. Received: "
             f"{tensorflow_reason(error)}. The results are in {directory / dataset}.json."
         ) from None
+
+
+def _with_earlier(results: dict[str, Any], path: pathlib.Path) -> dict[str, Any]:
+    """The results, and of those in the file what they do not measure anew.
+
+    Only results of the same weights, images and protocol are kept; their commands are too.
+    """
+    try:
+        earlier = json.loads(safe_files.read_limited(path, _MOST_TABLE_BYTES))
+        alike = all(earlier.get(name) == results.get(name) for name in _SHARED)
+        for name in _OF_CLASSIFIERS:  # empty, or not there, where no probe classifies
+            alike &= earlier.get(name) == results.get(name) or not (
+                earlier.get(name) and results.get(name)
+            )
+        if not alike or conditions_of(earlier) != conditions_of(results):
+            return results
+        baselines = {
+            name: {**earlier["baselines"].get(name, {}), **results["baselines"].get(name, {})}
+            for name in {**earlier["baselines"], **results["baselines"]}
+        }
+        commands = [*earlier.get("earlier_commands", []), earlier["command"]]
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return results  # there is none, or none of ours
+    commands = [command for command in dict.fromkeys(commands) if command != results["command"]]
+    merged = {**earlier, **results, "baselines": baselines, "earlier_commands": commands}
+    return {**merged, "classes": results["classes"] or earlier["classes"]}
 
 
 def accuracies(found: dict[str, Any]) -> dict[str, float]:
@@ -119,6 +154,8 @@ def _cell(found: dict[str, Any], column: str) -> str:
 def conditions_of(results: dict[str, Any]) -> str:
     """What figures of different steps must share to be compared: images and protocol."""
     words = [results.get("data_dir", ""), results.get("probe_training", "cached")]
+    if results.get("probe_epochs"):
+        words[-1] += f" for {results['probe_epochs']:g} epochs"
     if results.get("recalibrated_on"):
         words.append(f"recalibrated on {results['recalibrated_on']}")
     return ", ".join(word for word in words if word)
@@ -138,7 +175,9 @@ def comparable(history: list[dict], results: dict[str, Any]) -> list[dict[str, f
 
 def _extend_history(path: pathlib.Path, results: dict[str, Any]) -> list[dict]:
     """Adds the figures of this step to the history, a row per step and conditions; all rows."""
-    rows = {(row["conditions"], row["step"]): row for row in read_history(path)}
+    there = read_history(path)
+    _keep_damaged(path, len(there))
+    rows = {(row["conditions"], row["step"]): row for row in there}
     place = {"step": results["step"], "conditions": conditions_of(results)}
     key = (place["conditions"], place["step"])
     # What an earlier evaluation of the same step measured beside this one's probes stays.
@@ -151,6 +190,22 @@ def _extend_history(path: pathlib.Path, results: dict[str, Any]) -> list[dict]:
     writer.writerows(ordered)
     safe_files.write_whole(path, text.getvalue().encode(errors="surrogateescape"))
     return ordered
+
+
+def _keep_damaged(path: pathlib.Path, rows: int) -> None:
+    """Copies a history with anything but these rows aside, before it is written anew."""
+    if not path.exists():
+        return
+    contents = safe_files.read_limited(path, _MOST_TABLE_BYTES)
+    text = io.StringIO(contents.decode(errors="surrogateescape"), newline="")
+    records = [record for record in csv.reader(text) if record]
+    if len(records) != rows + 1 or "step" not in records[0]:
+        aside = path.with_name(path.name + ".damaged")
+        safe_files.write_whole(aside, contents)
+        warn(
+            f"{path}: expected a head and rows of numbers. Received: {len(records)} lines with "
+            f"{rows} such rows; only these are kept. As it was, it is {aside}."
+        )
 
 
 def read_history(path: pathlib.Path) -> list[dict]:
@@ -180,8 +235,9 @@ def read_table(path: pathlib.Path) -> list[dict[str, str]]:
     except FileNotFoundError:
         return []
     except (OSError, csv.Error) as error:
+        reason = getattr(error, "strerror", None) or error
         raise UserError(
-            f"{path}: expected rows of numbers, separated by commas. Received: {error}. "
+            f"{path}: expected rows of numbers, separated by commas. Received: {reason}. "
             "Move the file away."
         ) from None
 

@@ -22,6 +22,7 @@ from amdim_tf.progress import Progress
 
 _BATCH = 250
 _FILES = ("values.npy", "labels.npy")
+SKIPPED = "skipped_images.txt"  # beside the features, where there are any
 _MOST_STAMP_BYTES = 10_000  # of key.json, which is far smaller
 # Side of the images whose pixels are a baseline: a classifier's matrices grow with its 4th power.
 PIXELS_SIDE = 32
@@ -78,7 +79,7 @@ def cached_features(
         Features whose values are a memory map.
     """
     directory.parent.mkdir(parents=True, exist_ok=True)
-    with directory_locks.locked(directory.parent, wait=True):
+    with safe_files.named(directory.parent), directory_locks.locked(directory.parent, wait=True):
         features = _read(directory, key)
         if features is None:
             aside = directory.with_name(directory.name + ".partial")
@@ -88,7 +89,7 @@ def cached_features(
                 _extract_into(aside, function, source, config, label)
                 (aside / "key.json").write_text(json.dumps(_stamp(aside, key)))
                 shutil.rmtree(directory, ignore_errors=True)
-                aside.rename(directory)
+                safe_files.rename(aside, directory)
             finally:
                 shutil.rmtree(aside, ignore_errors=True)
             features = _read(directory, key)
@@ -148,6 +149,7 @@ def _extract_into(directory: pathlib.Path, function, source, config, label) -> N
             done += len(part)
             progress.advance(len(part))
     source.skipped.check()
+    source.skipped.write(directory / SKIPPED)
     if values is None:
         raise UserError(f"{label}: expected images. Received: none that can be decoded.")
     if done < len(source):

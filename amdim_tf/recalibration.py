@@ -19,7 +19,7 @@ from amdim_tf.progress import Progress
 _BATCH = 250
 
 
-def recalibrate(model: AMDIM, source: Source, config: Config, images: int, seed: int) -> None:
+def recalibrate(model: AMDIM, source: Source, config: Config, images: int, seed: int) -> int:
     """Replaces the running statistics of encoder and embeddings by the mean of those of batches.
 
     Args:
@@ -28,6 +28,9 @@ def recalibrate(model: AMDIM, source: Source, config: Config, images: int, seed:
         config: the evaluation view's settings.
         images: how many, rounded down to whole batches.
         seed: of the draw of these images, as folders list theirs class by class.
+
+    Returns:
+        How many images it was in the end.
     """
     batch = min(_BATCH, len(source))
     batches = min(images, len(source)) // batch
@@ -53,3 +56,4 @@ def recalibrate(model: AMDIM, source: Source, config: Config, images: int, seed:
         for layer, momentum in zip(layers, momenta, strict=True):
             layer.momentum = momentum
     drawn.skipped.check()
+    return done

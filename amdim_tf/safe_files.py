@@ -7,30 +7,55 @@ leaves half of one. Links and pipes that lie in the way are not followed.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import pathlib
 import stat
+from collections.abc import Iterator
 
 
 def write_whole(path: pathlib.Path, contents: bytes) -> None:
     """Puts a file in place, durably, replacing the one before.
 
     Raises:
-        OSError: with the file before untouched and nothing left aside.
+        OSError: that names the file, with the one before untouched and nothing left aside.
     """
     aside = path.with_name(path.name + ".partial")
     try:
-        with create(aside) as file:
+        with named(path), create(aside) as file:
             file.write(contents)
             sync(file)
-        aside.replace(path)
-    except OSError as error:
+        rename(aside, path)
+    except BaseException:
         with contextlib.suppress(OSError):
             aside.unlink()
-        if error.filename2:  # of the rename: what is in the way is at the file's own place
-            raise type(error)(error.errno, error.strerror, str(path)) from None
         raise
     sync_directory(path.parent)
+
+
+def rename(aside: pathlib.Path, path: pathlib.Path) -> None:
+    """Makes what was written aside current.
+
+    Raises:
+        OSError: that names `path`, where whatever is in the way lies.
+    """
+    try:
+        aside.replace(path)
+    except OSError as error:
+        raise type(error)(error.errno, error.strerror, str(path)) from None
+
+
+@contextlib.contextmanager
+def named(path: pathlib.Path) -> Iterator[None]:
+    """Gives an OSError that names no file, as when a disk is full, the name of this one."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error.filename, str):
+            raise
+        # NumPy's errors have no number either.
+        number, reason = error.errno or errno.EIO, error.strerror or str(error)
+        raise type(error)(number, reason, str(path)) from None
 
 
 def put_directory(aside: pathlib.Path, target: pathlib.Path) -> None:
@@ -87,19 +112,25 @@ def sync_directory(path: pathlib.Path) -> None:
         os.close(descriptor)
 
 
+def _opened(path: pathlib.Path):
+    # Without O_NONBLOCK, opening a pipe waits for somebody to write into it.
+    with named(path):  # of a directory only the descriptor is named
+        return open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb")
+
+
 def read_limited(path: pathlib.Path, most_bytes: int) -> bytes:
     """The contents of a regular file; a pipe or a device, which might never end, is refused.
 
     Raises:
         OSError: where it cannot be read, is no regular file, or is larger.
     """
-    # Without O_NONBLOCK, opening a pipe waits for somebody to write into it.
-    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+    with _opened(path) as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise OSError(f"{path} is not a regular file")
         # Memory is taken for as much as is asked for, whatever the file has.
-        contents = file.read(min(status.st_size, most_bytes) + 1)
+        with named(path):
+            contents = file.read(min(status.st_size, most_bytes) + 1)
     if len(contents) > most_bytes:
         raise OSError(f"{path} has more than {most_bytes} bytes")
     return contents

@@ -126,11 +126,14 @@ def test_a_second_evaluation_extracts_nothing_and_watching_ends(trained):
 @pytest.mark.slow
 def test_transfer_and_a_poisoned_test_split(trained, colours, tmp_path):
     """Other test images change nothing that classifiers learn from, recalibration included."""
-    flags = [f"--model_dir={trained}", "--dataset=folder", "--recalibrate_batch_norm=500"]
+    flags = [f"--model_dir={trained}", "--dataset=folder", "--recalibrate_batch_norm=510"]
+    flags.append("--max_bad_images=0.1")
+    poisoned = _colour_folder(tmp_path / "poisoned", test_shade=0)
+    (poisoned / "test" / "red" / "bad.jpg").write_bytes(b"no image")
     features = trained / "evaluation" / "features" / "folder-learned-train" / "values.npy"
     found = []
-    for folder in (colours, _colour_folder(tmp_path / "poisoned", test_shade=0)):
-        run("evaluate", *flags, f"--data_dir={folder}")
+    for folder in (colours, poisoned):
+        done = run("evaluate", *flags, f"--data_dir={folder}")
         results = json.loads((trained / "evaluation" / "folder.json").read_text())
         found.append((results["linear"], features.read_bytes()))
     assert results["classes"] == ["green", "red"] and results["trained_on"] == "scenes"
@@ -138,6 +141,11 @@ def test_transfer_and_a_poisoned_test_split(trained, colours, tmp_path):
     assert clean["accuracy"] == 1.0 and poisoned["accuracy"] < 1.0
     assert clean_features == poisoned_features
     assert clean["settings"] == poisoned["settings"]
+    assert results["recalibrated_on"] == 500
+    assert (results["test_images"], results["skipped_images"]) == (16, {"train": 0, "test": 1})
+    assert "1 test images could not be decoded" in done.stderr
+    listed = trained / "evaluation" / "features" / "folder-learned-test" / "skipped_images.txt"
+    assert listed.read_text().endswith("poisoned/test/red/bad.jpg\n")
 
 
 @pytest.mark.slow
@@ -195,6 +203,10 @@ def test_a_run_without_checkpoint_cannot_be_probed(tmp_path):
         (["--model_dir=NOWHERE", "--probes="], "--probes: expected some of"),
         (["--model_dir=NOWHERE", "--probe_epochs=nan"], "--probe_epochs"),
         (["--model_dir=NOWHERE", "--baselines=magic"], "--baselines"),
+        (["--model_dir=NOWHERE", "--probe_epochs=2"], "--probe_epochs: expected beside"),
+        (["--model_dir=NOWHERE", "--mask_dir=masks"], "--mask_dir: expected beside"),
+        (["--model_dir=NOWHERE", "--probes=segmentation", "--baselines=pixels"], "--baselines"),
+        (["--model_dir=/dev/null/run", "--watch"], "/dev/null is a file"),
     ],
 )
 def test_mistakes_get_one_line(flags, named, tmp_path):

@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 
 import pytest
 import tensorflow as tf
@@ -64,12 +66,82 @@ def test_what_is_in_the_way_of_a_file_is_named(tmp_path):
     assert not list((tmp_path / "evaluation").glob("*.partial"))
 
 
+COMPLETE = {
+    **RESULTS, "step": 3, "weights_sha256": "w", "seed": 0, "command": "a", "linear": LINEAR,
+}  # fmt: skip
+
+
+def test_results_of_the_same_weights_are_put_together(tmp_path):
+    segmented = {"7x7": {}, "upsampled": {}}
+    pixels = {"pixels": {"knn": {"accuracy": 0.2}}}
+    for results in (
+        COMPLETE,
+        {**COMPLETE, "command": "b", "linear": {"accuracy": 0.8}, "baselines": pixels},
+        {**RESULTS, "step": 3, "weights_sha256": "w", "seed": 0, "command": "c", "classes": [],
+         "segmentation": segmented},
+    ):  # fmt: skip
+        evaluation_files.write(tmp_path, results)
+    path = tmp_path / "evaluation" / "scenes.json"
+    found = json.loads(path.read_text())
+    assert found["linear"] == {"accuracy": 0.8}
+    assert (found["segmentation"], found["baselines"]) == (segmented, pixels)
+    assert (found["command"], found["earlier_commands"]) == ("c", ["a", "b"])
+    assert found["classes"] == ["a", "b"]
+    others = {
+        "weights_sha256": "v", "seed": 1, "classes": ["a", "c"], "data_dir": "/elsewhere",
+        "probe_epochs": 2.0, "recalibrated_on": 250,
+    }  # fmt: skip
+    for name, value in others.items():
+        path.write_text(json.dumps(COMPLETE))
+        other = {**COMPLETE, "knn": {"accuracy": 0.6}, name: value}
+        del other["linear"]
+        evaluation_files.write(tmp_path, other)
+        assert "linear" not in json.loads(path.read_text()), name
+    path.write_text("[1]")
+    evaluation_files.write(tmp_path, COMPLETE)
+    assert json.loads(path.read_text()) == COMPLETE
+
+
+def test_evaluations_that_end_at_once_lose_nothing(tmp_path):
+    # Without charts and events, which take most of the time, they often write at the same moment.
+    program = (
+        "import sys; from amdim_tf import evaluation_files as files\n"
+        "files.charts.learning_curve = files._log = lambda *_: None\n"
+        "for step in range(int(sys.argv[2]), 80, 2):\n"
+        "    results = {'dataset': 'd', 'step': step, 'knn': {'accuracy': 0.5}}\n"
+        "    files.write(sys.argv[1], {**results, 'baselines': {}})\n"
+    )
+    runs = [
+        subprocess.Popen([sys.executable, "-c", program, str(tmp_path), first])
+        for first in ("0", "1")
+    ]
+    assert [run.wait() for run in runs] == [0, 0]
+    history = evaluation_files.read_history(tmp_path / "evaluation" / "d_history.csv")
+    assert [row["step"] for row in history] == list(range(80))
+
+
+@pytest.mark.parametrize(
+    "contents", [b"\x00\xff,\x81\n1,2\n", b"step,linear\n1,0.5\nx,1\n", b"no table"]
+)
+def test_a_damaged_history_is_kept_aside(tmp_path, contents, capsys):
+    directory = tmp_path / "evaluation"
+    directory.mkdir()
+    (directory / "scenes_history.csv").write_bytes(contents)
+    evaluation_files.write(tmp_path, COMPLETE)
+    assert "expected a head and rows of numbers" in capsys.readouterr().err
+    assert (directory / "scenes_history.csv.damaged").read_bytes() == contents
+    evaluation_files.write(tmp_path, {**COMPLETE, "step": 4})
+    assert not capsys.readouterr().err
+    assert (directory / "scenes_history.csv.damaged").read_bytes() == contents
+
+
 def test_a_file_in_the_place_of_the_logs_gets_one_line(tmp_path):
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "evaluation").write_text("no directory")
     with pytest.raises(UserError, match="logs/evaluation: expected a directory") as caught:
         evaluation_files.write(tmp_path, {**RESULTS, "step": 1, "linear": LINEAR})
     assert len(str(caught.value).splitlines()) == 1
+    assert "[Op" not in str(caught.value)
     assert (tmp_path / "evaluation" / "scenes.json").exists()
 
 

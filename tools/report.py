@@ -12,6 +12,7 @@ import base64
 import html
 import json
 import pathlib
+import re
 import reprlib
 import shlex
 import sys
@@ -64,7 +65,7 @@ class Run(NamedTuple):
 
 def read_runs(directories: list[pathlib.Path]) -> list[Run]:
     """Reads runs, each once, and gives each a label of its own."""
-    directories = list(dict.fromkeys(directories))
+    directories = list({directory.resolve(): directory for directory in directories}.values())
     names = [directory.absolute().name for directory in directories]
     return [
         _read_run(directory, name if names.count(name) == 1 else str(directory))
@@ -86,7 +87,9 @@ def _read_json(path: pathlib.Path):
     try:
         return json.loads(safe_files.read_limited(path, _MOST_BYTES))
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path}: expected JSON. Received: {error}.") from None
+        raise UserError(
+            f"{path}: expected JSON. Received: {error}. Evaluate the run again."
+        ) from None
 
 
 def check_results(found, path: pathlib.Path) -> None:
@@ -117,6 +120,9 @@ def check_results(found, path: pathlib.Path) -> None:
     demand(isinstance(found, dict) and {"dataset", "step"} <= set(found), "results", found)
     demand(type(found["step"]) is int, "a whole number 'step'", found["step"])
     demand(isinstance(found.get("command", ""), str), "text 'command'", found.get("command"))
+    earlier = found.get("earlier_commands", [])
+    texts = isinstance(earlier, list) and all(isinstance(command, str) for command in earlier)
+    demand(texts, "texts 'earlier_commands'", earlier)
     baselines = table(found, "baselines")
     for results in (found, *(table(baselines, name) for name in baselines)):
         for probe in _PROBES:
@@ -287,7 +293,11 @@ def sections(runs: list[Run]) -> list[tuple[str, list[str], list[list[str]]]]:
 def commands(runs: list[Run]) -> list[str]:
     """The commands behind the figures."""
     evaluated = [
-        found["command"] for run in runs for found in run.evaluations.values() if "command" in found
+        command
+        for run in runs
+        for found in run.evaluations.values()
+        for command in (*found.get("earlier_commands", ()), found.get("command"))
+        if command
     ]
     return [*(training_command(run) for run in runs), *evaluated]
 
@@ -296,11 +306,12 @@ def markdown(runs: list[Run], pictures: dict[str, pathlib.Path]) -> str:
     """The report as Markdown, its pictures as files beside it."""
 
     def line(cells):
-        return "| " + " | ".join(plain(cell).replace("|", "\\|") for cell in cells) + " |"
+        return "| " + " | ".join(plain(cell) for cell in cells) + " |"
 
     def plain(text):
-        """Without what Markdown would take for HTML, or for another line."""
-        return html.escape(" ".join(text.split()), quote=False)
+        """As Markdown shows it: on one line, without HTML, links, pictures or code."""
+        escaped = html.escape(" ".join(text.split()), quote=False)
+        return re.sub(r"([\\`*_\[\]()!|~])", r"\\\1", escaped)
 
     text = ["# amdim_tf report", ""]
     for title, head, rows in sections(runs):
@@ -369,7 +380,7 @@ def main(*directories: str) -> None:
             f"{directories[0]}/evaluation: expected results. Run amdim_tf.evaluate first."
         )
     cli_flags.import_tensorflow_quietly()
-    output = pathlib.Path(cli_flags.FLAGS.output_dir)
+    output = pathlib.Path(cli_flags.require("output_dir", "a directory for the report"))
     write(runs, output)
     print(f"Wrote {output / 'report.md'} and {output / 'report.html'}.")
 
