@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import logging
 import re
 import signal
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,7 +19,7 @@ from typing import NoReturn
 
 import numpy as np
 
-from amdim_tf import extraction, feature_directory, feature_shards
+from amdim_tf import extraction, feature_directory, feature_model, feature_shards
 from amdim_tf.errors import Interrupted, UserError
 from amdim_tf.extraction import Job, Request
 from amdim_tf.feature_model import FeatureModel
@@ -36,7 +37,8 @@ except ImportError:
 
 _NAMESPACE = "amdim_tf"
 _EXCEPTION = re.compile(r"[\w.]*(Error|Exception)\b.*: ")  # the line that ends a traceback
-_QUIET = ("--default_sdk_harness_log_level=WARNING",)  # an option that is given later wins
+_LOG_LEVEL = "--default_sdk_harness_log_level"
+_QUIET = (f"{_LOG_LEVEL}=WARNING",)  # an option that is given later wins
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,15 +60,19 @@ class SavedModelHandler(ModelHandler):
         saved_model: directory of the export.
         outputs: names of the features.
         batch_size: most images in a call.
+        sha256: digest of the export, which every worker has to find.
     """
 
-    def __init__(self, saved_model: str, outputs: tuple[str, ...], batch_size: int):
+    def __init__(self, saved_model: str, outputs: tuple[str, ...], batch_size: int, sha256: str):
         super().__init__()
         self._saved_model, self._outputs, self._batch_size = saved_model, outputs, batch_size
+        self._sha256 = sha256
 
     def load_model(self) -> FeatureModel:
         """Called once per worker process."""
-        return FeatureModel(self._saved_model, self._outputs)
+        model = FeatureModel(self._saved_model, self._outputs)
+        feature_model.check_same(self._saved_model, self._sha256)  # after: it was loaded from this
+        return model
 
     def run_inference(self, batch: Sequence, model: FeatureModel, inference_args=None) -> Iterable:
         """The features of each example of a batch."""
@@ -187,7 +193,7 @@ def run(job: Job, options: Sequence[str]) -> None:
     pipeline = new_pipeline(options)
     add_steps(pipeline, job, ranges)
     result = None
-    with _interrupting(), _refusing_failures():
+    with _quiet(options), _interrupting(), _refusing_failures():
         try:
             result = pipeline.run()
             result.wait_until_finish()
@@ -222,6 +228,27 @@ def _refuse_options(reason: str) -> NoReturn:
 
 
 @contextlib.contextmanager
+def _quiet(options: Sequence[str]) -> Iterator[None]:
+    """Keeps what Beam logs here off the screen, unless its options ask for a level of its log.
+
+    A failure is one line of ours, without Beam's traceback above it. Workers that are processes of
+    their own still print one.
+    """
+    if any(option.startswith(_LOG_LEVEL) for option in options):
+        yield
+        return
+    loggers = [logging.getLogger(), logging.getLogger("apache_beam")]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)
+
+
+@contextlib.contextmanager
 def _refusing_failures() -> Iterator[None]:
     """Turns the failure of a pipeline, after all attempts, into one line."""
     try:
@@ -237,7 +264,9 @@ def _reason(text: str) -> str:
     """The exception at the end of a traceback."""
     lines = [line.strip() for line in text.splitlines() if _EXCEPTION.match(line.strip())]
     line = lines[-1] if lines else " ".join(text.split())
-    return line.removeprefix("amdim_tf.errors.UserError: ")[:500].rstrip(".")
+    for wrapping in ("RuntimeError: ", "amdim_tf.errors.UserError: "):
+        line = line.removeprefix(wrapping)
+    return line[:500].rstrip(".")
 
 
 @contextlib.contextmanager
@@ -275,7 +304,9 @@ def _counted(metrics) -> str:
 def add_steps(pipeline: beam.Pipeline, job: Job, ranges: list[tuple[int, int]]) -> None:
     """Adds the extraction of ranges of images to a pipeline."""
     request, contents = job.request, job.directory.contents
-    handler = SavedModelHandler(request.saved_model, request.outputs, request.batch_size)
+    handler = SavedModelHandler(
+        request.saved_model, request.outputs, request.batch_size, contents.saved_model["sha256"]
+    )
     results = (
         pipeline
         | "Ranges" >> beam.Create(ranges)

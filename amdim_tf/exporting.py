@@ -30,6 +30,9 @@ from amdim_tf.signals import StopSignals
 METADATA_FILE, LITE_FILE = "amdim_tf.json", "f1.tflite"
 FORMAT = "amdim_tf export"
 _OWN_NAMES = {METADATA_FILE, LITE_FILE, "saved_model.pb", "fingerprint.pb", "variables", "assets"}
+_OWN_VARIABLES = re.compile(r"variables/variables\.(index|data-\d{5}-of-\d{5})")
+_DTYPES = ("float32", "bfloat16")
+_LARGEST_METADATA = 2**26  # bytes; it names every class
 # Largest difference from the float32 model, as a share of the largest output or of 1. bfloat16 has
 # 8 bits and errors of a few percent; its limit is there to find what is broken.
 _TOLERANCE = {"float32": 1e-5, "bfloat16": 0.1, "LiteRT": 1e-4, "posterior": 1e-3}
@@ -53,6 +56,8 @@ def export(
     Returns:
         The directory that holds the export.
     """
+    if dtype not in _DTYPES:
+        raise UserError(f"--dtype: expected {' or '.join(_DTYPES)}. Received: {dtype}.")
     if tflite and dtype != "float32":
         raise UserError(
             f"--tflite: expected --dtype=float32, as LiteRT has no bfloat16. Received: {dtype}."
@@ -115,8 +120,8 @@ def _checked_target(model_dir: pathlib.Path, output_dir) -> pathlib.Path:
             refuse("a directory outside other exports", f"{target}, which is inside {parent}")
     if target.exists() and not target.is_dir():
         refuse("a directory", f"{target}, which is a file")
-    names = {path.name for path in target.iterdir()} if target.exists() else set()
-    foreign = names - _OWN_NAMES if _step_of_export(target) is not None else names
+    names = [path.name for path in target.iterdir()] if target.exists() else []
+    foreign = _foreign_in(target) if _step_of_export(target) is not None else names
     if foreign:
         refuse(
             "a new or empty directory, or an earlier export",
@@ -125,10 +130,17 @@ def _checked_target(model_dir: pathlib.Path, output_dir) -> pathlib.Path:
     return target
 
 
+def _foreign_in(export_dir: pathlib.Path) -> list[str]:
+    """What is in the directory of an export, or deeper, and is no part of it."""
+    names = [path.relative_to(export_dir).as_posix() for path in export_dir.rglob("*")]
+    return [name for name in names if name not in _OWN_NAMES and not _OWN_VARIABLES.fullmatch(name)]
+
+
 def _step_of_export(target: pathlib.Path) -> int | None:
     """The step of the export in a directory; None where there is none."""
     try:
-        metadata = json.loads((target / METADATA_FILE).read_text())
+        contents = safe_files.read_limited(target / METADATA_FILE, _LARGEST_METADATA)
+        metadata = json.loads(contents)
         return metadata["step"] if metadata["format"] == FORMAT else None
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None

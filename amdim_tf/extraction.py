@@ -121,10 +121,12 @@ def prepared(request: Request) -> Iterator[Job]:
     inputs = {"--data_dir": request.data_dir, "--saved_model": request.saved_model}
     path = feature_directory.checked_place("--output", request.output, inputs)
     feature_directory.check_contents(path)
+    identity = feature_model.identity(request.saved_model)
     model = FeatureModel(request.saved_model, request.outputs)
+    feature_model.check_same(request.saved_model, identity["sha256"])
     source = load_source(request)
     contents = Contents(
-        saved_model=feature_model.identity(request.saved_model),
+        saved_model=identity,
         dataset=request.dataset,
         data_dir=request.data_dir,
         split=request.split,

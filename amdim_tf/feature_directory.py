@@ -21,11 +21,12 @@ import numpy as np
 
 from amdim_tf import feature_shards, safe_files
 from amdim_tf.directory_locks import locked
-from amdim_tf.errors import UserError
+from amdim_tf.errors import UserError, warn
 from amdim_tf.examples import SkippedImages
 
 MANIFEST, UNFINISHED, SKIPPED = "manifest.json", "unfinished.json", "skipped_images.txt"
 FORMAT = "amdim_tf features"
+_LARGEST_JSON = 2**28  # bytes; it names every class and every shard
 _SHARD_NAME = re.compile(rf"features-\d+-of-\d+\.({'|'.join(feature_shards.KINDS)})")
 _OWN_NAME = re.compile(
     rf"({re.escape(MANIFEST)}|{re.escape(UNFINISHED)}|{re.escape(SKIPPED)}"
@@ -119,7 +120,14 @@ class FeatureDirectory:
             there = feature_shards.indices(path, self.contents.format, wanted)
             for index in np.setdiff1d(wanted, there):
                 skipped.add(name_of(int(index)))
-            shards.append({"name": path.name, "first_index": wanted.start, "rows": len(there)})
+            shards.append(
+                {
+                    "name": path.name,
+                    "first_index": wanted.start,
+                    "rows": len(there),
+                    "bytes": path.stat().st_size,
+                }
+            )
         skipped.write(self.path / SKIPPED)
         rows = sum(shard["rows"] for shard in shards)
         if not rows:
@@ -156,14 +164,21 @@ def read_manifest(path: pathlib.Path) -> dict[str, Any]:
     """The manifest of a finished directory."""
     document = _read_json(path / MANIFEST)
     if document is None:
-        raise UserError(f"{path}: expected finished features, with {MANIFEST}. Received: none.")
+        raise UserError(
+            f"{path}: expected finished features, with {MANIFEST}. Received: none. Extract first."
+        )
     fault = _fault_of(document)
     if fault:
         raise UserError(
             f"{path / MANIFEST}: expected what python -m amdim_tf.extract writes. Received: "
-            f"{fault}. Remove it, and extract again."
+            f"{fault}. {_anew(path)}"
         )
     return document
+
+
+def _anew(path: pathlib.Path) -> str:
+    """What to do where the notes are damaged: without them nobody knows what the shards are."""
+    return f"Remove the whole directory {path}, and extract again."
 
 
 def _fault_of(manifest: dict[str, Any]) -> str:
@@ -187,6 +202,8 @@ def _fault_of(manifest: dict[str, Any]) -> str:
             return "a shard without a shard's name"
         if not name.endswith(f".{manifest['file_format']}") or not _is_count(shard.get("rows")):
             return f"{name} of another format, or without rows"
+        if not _is_count(shard.get("bytes", 0)):  # earlier manifests have none
+            return f"{name} with bytes that are no whole number"
     rows, total = manifest.get("rows"), sum(shard["rows"] for shard in shards)
     return "" if _is_count(rows) and rows == total else f"other rows than the shards' {total}"
 
@@ -199,7 +216,8 @@ def _is_count(value) -> bool:
 def opened(path: pathlib.Path, contents: Contents) -> Iterator[FeatureDirectory]:
     """The directory, ready to be filled, and nobody else's until the end.
 
-    It is made if need be; files that a killed run left half-written are removed.
+    It is made if need be; files that a killed run left half-written are removed. A finished one
+    whose shards are not all there as they were written is unfinished again, without the others.
     """
     with refusing("--output", path):
         path.mkdir(parents=True, exist_ok=True)
@@ -208,11 +226,46 @@ def opened(path: pathlib.Path, contents: Contents) -> Iterator[FeatureDirectory]
         with refusing("--output", path):
             for leftover in path.glob(f"*{feature_shards.PARTIAL}"):
                 leftover.unlink()
-            if not (path / MANIFEST).exists():
+            directory = FeatureDirectory(path, contents)
+            if directory.finished:
+                _drop_damaged(directory)
+            if not directory.finished:
                 _write_json(path / UNFINISHED, contents.document())
             else:
                 _remove_notes(path)
-            yield FeatureDirectory(path, contents)
+            yield directory
+
+
+def _drop_damaged(directory: FeatureDirectory) -> None:
+    """Removes shards of a finished directory that are not what its manifest says, and then that.
+
+    In this order: whatever is killed in between, a shard is missing, and the next run notices.
+    """
+    path = directory.path
+    shards = read_manifest(path)["shards"]
+    names = [directory.shard_path(shard).name for shard in range(directory.shard_count)]
+    if [shard["name"] for shard in shards] != names:
+        raise UserError(
+            f"{path / MANIFEST}: expected the {len(names)} shards of its images. Received: others. "
+            f"{_anew(path)}"
+        )
+    damaged = [path / shard["name"] for shard in shards if not _is_whole(path, shard)]
+    if not damaged:
+        return
+    warn(
+        f"{path}: {len(damaged)} of {len(names)} shards are missing or of another size than "
+        f"{MANIFEST} says, the first {damaged[0].name}; they are extracted again."
+    )
+    for shard_path in damaged:
+        shard_path.unlink(missing_ok=True)
+    _write_json(path / UNFINISHED, directory.contents.document())
+    (path / MANIFEST).unlink()
+
+
+def _is_whole(path: pathlib.Path, shard: dict[str, Any]) -> bool:
+    """Whether a shard is there, in the size that the manifest says if it says one."""
+    file = path / shard["name"]
+    return file.is_file() and file.stat().st_size == shard.get("bytes", file.stat().st_size)
 
 
 def _remove_notes(path: pathlib.Path) -> None:
@@ -304,18 +357,28 @@ def _shown(name: str, value) -> str:
 def _read_json(path: pathlib.Path) -> dict[str, Any] | None:
     """A manifest, or what was asked for; None where there is no such file."""
     try:
-        document = json.loads(path.read_text())
+        document = json.loads(safe_files.read_limited(path, _LARGEST_JSON))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path}: expected readable JSON. Received: {error}.") from None
+    except OSError as error:
+        raise UserError(
+            f"{path}: expected readable JSON. Received: {error.strerror or error}. "
+            "Make it readable, or extract to another directory."
+        ) from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(
+            f"{path}: expected readable JSON. Received: {error}. {_anew(path.parent)}"
+        ) from None
     if (
         not isinstance(document, dict)
         or document.get("format") != FORMAT
         or document.get("format_version") != 1
         or not isinstance(document.get("saved_model"), dict)
     ):
-        raise UserError(f"{path}: expected what python -m amdim_tf.extract writes, version 1.")
+        raise UserError(
+            f"{path}: expected what python -m amdim_tf.extract writes, version 1. Received: "
+            f"something else. {_anew(path.parent)}"
+        )
     return document
 
 

@@ -10,12 +10,13 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from amdim_tf import decode, image_headers
+from amdim_tf import decode, image_headers, safe_files
 from amdim_tf.errors import UserError
 
 # The most pixels that are decoded for one call: 200 MB.
 _PIXELS_AT_ONCE = 2**26
 _METADATA_FILE = "amdim_tf.json"  # of an export
+_LARGEST_METADATA = 2**26  # bytes; it names every class
 _WANTED = "a directory that python -m amdim_tf.export has written"
 
 
@@ -194,10 +195,20 @@ def identity(directory) -> dict:
     }
 
 
+def check_same(directory, sha256: str) -> None:
+    """Refuses an export that has taken another's place since its digest was noted."""
+    if identity(directory)["sha256"] != sha256:
+        raise UserError(
+            "--saved_model: expected the same export during the whole extraction. Received: "
+            f"another one at {directory}. Extract from a copy that nobody replaces."
+        )
+
+
 def metadata(directory) -> dict:
     """What amdim_tf.json says about an export; nothing where it is not there."""
     try:
-        document = json.loads((pathlib.Path(directory) / _METADATA_FILE).read_text())
+        path = pathlib.Path(directory) / _METADATA_FILE
+        document = json.loads(safe_files.read_limited(path, _LARGEST_METADATA))
     except (OSError, ValueError, RecursionError):
         return {}
     return document if isinstance(document, dict) else {}

@@ -196,12 +196,13 @@ def _write_parquet(path: pathlib.Path, rows: Rows) -> None:
         length = int(np.prod(values.shape[1:]))
         numbers = arrow.array(values.reshape(-1), arrow.float32())
         columns[name] = arrow.FixedSizeListArray.from_arrays(numbers, length)
-    parquet.write_table(arrow.table(columns), path)
+    parquet.write_table(arrow.table(columns), path, write_page_checksum=True)
 
 
 def _read_parquet(path: pathlib.Path, shapes) -> Rows:
     _, parquet = _arrow()
-    table = parquet.read_table(path, columns=["index", "path", "label", *shapes])
+    columns = ["index", "path", "label", *shapes]
+    table = parquet.read_table(path, columns=columns, page_checksum_verification=True)
     outputs = {}
     for name, shape in shapes.items():
         numbers = table[name].combine_chunks().flatten().to_numpy()

@@ -259,8 +259,13 @@ def _infer_use_bn(checkpoint: ReferenceCheckpoint, given: dict[str, Any]) -> tup
     They are in the file either way. The counters tell: the authors' model counts a batch for every
     norm that acts as soon as it is made, and the embeddings' last norms always act.
     """
-    value = checkpoint.hyperparameters.get("use_bn")
-    if type(value) in (bool, int):
+    if "use_bn" in checkpoint.hyperparameters:
+        value = checkpoint.hyperparameters["use_bn"]
+        if type(value) not in (bool, int) or value not in (0, 1):
+            raise UserError(
+                f"{checkpoint.path}: expected 0, 1, True or False as hyper-parameter use_bn. "
+                f"Received: {printable(repr(value))}."
+            )
         return bool(value), "from the hyper-parameters"
     always = checkpoint.tensors.get(f"{ENCODER}.rkhs_block_5.bn_out.bn.{COUNTER}")
     sometimes = checkpoint.tensors.get(f"{LAYERS}.2.layer_list.0.bn1.bn.{COUNTER}")

@@ -13,6 +13,7 @@ LOCATION_MASKS_SHAPE = (25, 1, 5, 5)
 MLP_HIDDEN = 1024
 ENCODER = "encoder.module"
 LAYERS = f"{ENCODER}.layer_list"
+TENSORS_KEPT = "reference_tensors.npz"  # in an imported run: what our model has no use for
 
 
 class Architecture(NamedTuple):

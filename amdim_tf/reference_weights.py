@@ -12,7 +12,9 @@ from amdim_tf.blocks import BatchNorm, ResidualBlock, ResidualLayer
 from amdim_tf.embeddings import Embedding
 from amdim_tf.errors import UserError
 from amdim_tf.model import AMDIM
-from amdim_tf.reference_shapes import COUNTER, Architecture, reference_shapes
+from amdim_tf.reference_shapes import COUNTER, TENSORS_KEPT, Architecture, reference_shapes
+
+_MEND = "Import again, or remove the file for the values that PyTorch begins with."
 
 
 def reference_variables(model: AMDIM) -> dict[str, keras.Variable]:
@@ -63,21 +65,21 @@ def to_reference_layout(array: np.ndarray) -> np.ndarray:
 
 def tensors_kept_in(model_dir) -> pathlib.Path:
     """Where an imported run keeps the tensors that have no counterpart in our model."""
-    return pathlib.Path(model_dir) / "reference_tensors.npz"
+    return pathlib.Path(model_dir) / TENSORS_KEPT
 
 
 def reference_state(model: AMDIM, model_dir) -> dict[str, np.ndarray]:
     """The reference's state dict of a run: our weights, and what our model has no use for.
 
     That is norms which use_bn leaves idle, and counters of batches, which nothing in PyTorch reads
-    as long as a norm's momentum is a number. They are as the run's import has kept them, or else as
-    PyTorch initializes them.
+    as long as a norm's momentum is a number. They are as the run's import has kept them or, in a
+    run that began here and for counters that the imported file did not have, as PyTorch
+    initializes them.
     """
-    variables, kept = reference_variables(model), {}
-    if tensors_kept_in(model_dir).exists():
-        kept = torch_files.read_npz(tensors_kept_in(model_dir))
+    variables, shapes = reference_variables(model), reference_shapes(architecture_of(model))
+    kept = _kept_tensors(tensors_kept_in(model_dir), set(shapes) - set(variables), set(shapes))
     state = {}
-    for name, shape in reference_shapes(architecture_of(model)).items():
+    for name, shape in shapes.items():
         if name in variables:
             state[name] = to_reference_layout(variables[name].numpy())
         elif name in kept:
@@ -90,9 +92,37 @@ def reference_state(model: AMDIM, model_dir) -> dict[str, np.ndarray]:
         if state[name].shape != shape:
             raise UserError(
                 f"{tensors_kept_in(model_dir)}: expected {name} of shape {shape}. "
-                f"Received: {state[name].shape}. Remove the file, or import again."
+                f"Received: {state[name].shape}. {_MEND}"
             )
     return state
+
+
+def _kept_tensors(path: pathlib.Path, wanted: set[str], known: set[str]) -> dict:
+    """What a run's import has kept; nothing in a run that began here.
+
+    Args:
+        path: of the file.
+        wanted: names of what our model has no use for; counters among them may be missing.
+        known: names of all tensors that there are.
+    """
+    if not path.exists():
+        return {}
+    kept = torch_files.read_npz(path)
+    missing = [name for name in sorted(wanted - set(kept)) if not name.endswith(COUNTER)]
+    unknown = sorted(set(kept) - known)
+    if missing or unknown:
+        received = f"no {missing[0]}" if missing else torch_files.printable(unknown[0])
+        raise UserError(
+            f"{path}: expected the tensors that tools/import_torch_checkpoint.py has kept for "
+            f"this run. Received: {received}. {_MEND}"
+        )
+    for name, tensor in kept.items():
+        dtype = np.dtype(np.int64 if name.endswith(COUNTER) else np.float32)
+        if tensor.dtype != dtype:
+            raise UserError(
+                f"{path}: expected {name} of {dtype}. Received: {tensor.dtype}. {_MEND}"
+            )
+    return kept
 
 
 def architecture_of(model: AMDIM) -> Architecture:

@@ -8,6 +8,7 @@ neighbours.png. INDEX is made by python -m amdim_tf.extract … --index=INDEX.
 """
 
 import pathlib
+import unicodedata
 
 from absl import flags
 
@@ -21,6 +22,19 @@ flags.DEFINE(cli_flags.PATH, "query", None, "Image file to find similar images o
 flags.DEFINE_integer("k", 8, "How many.", lower_bound=1, upper_bound=1000)
 flags.DEFINE(cli_flags.PATH, "picture", "neighbours.png", "PNG file to write.")
 flags.DEFINE(cli_flags.PATH, "saved_model", "", "Where the index's model is, if it has been moved.")
+# Unicode's categories: control, format (such as reversed writing), bytes that are no text, and
+# separators of lines and paragraphs.
+_WRITTEN_OUT = {"Cc", "Cf", "Cs", "Zl", "Zp"}
+
+
+def _one_line(path: str) -> str:
+    """A path, with what would end the line or steer a terminal written out by its code."""
+    return "".join(
+        character.encode("unicode_escape").decode()
+        if unicodedata.category(character) in _WRITTEN_OUT
+        else character
+        for character in path
+    )
 
 
 def main() -> None:
@@ -46,7 +60,7 @@ def main() -> None:
     titles = []
     for neighbour in found:
         name = classes[neighbour.label] if 0 <= neighbour.label < len(classes) else ""
-        print(f"{neighbour.score:.4f}  {neighbour.path}".encode(errors="replace").decode())
+        print(f"{neighbour.score:.4f}  {_one_line(neighbour.path)}")
         titles.append(f"{neighbour.score:.3f} {name}".strip())
     pictures = search_index.images_of(index, found)
     pixels = search_index.image_file(query)

@@ -174,7 +174,8 @@ def _write_rows(directory: pathlib.Path, features: pathlib.Path, manifest: dict)
             if len(rows) != shard["rows"]:
                 raise UserError(
                     f"{features / shard['name']}: expected {shard['rows']} rows, as "
-                    f"{feature_directory.MANIFEST} says. Received: {len(rows)}."
+                    f"{feature_directory.MANIFEST} says. Received: {len(rows)}. Remove it, and "
+                    "run the same command again."
                 )
             values = rows.outputs["f1"]
             if not np.isfinite(values).all():
@@ -248,7 +249,10 @@ class Index:
         """What images.jsonl says about some rows."""
         wanted = sorted(rows.tolist())
         found, done = {}, 0
-        with _refusing_damage(self.directory), (self.directory / _IMAGES).open("rb") as file:
+        with (
+            _refusing_damage(self.directory),
+            _regular(self.directory / _IMAGES).open("rb") as file,
+        ):
             for row in wanted:
                 line = next(itertools.islice(file, row - done, None), b"")
                 found[row], done = _parsed_line(line, self.directory / _IMAGES), row + 1
@@ -271,14 +275,21 @@ def load(directory) -> Index:
     """An index that `build` has written."""
     path = pathlib.Path(directory)
     with _refusing_damage(path):
-        facts = json.loads((path / _FACTS).read_text())
+        facts = json.loads(safe_files.read_limited(path / _FACTS, _LARGEST_FACTS))
         if facts["format"] != FORMAT or facts["format_version"] != 1:
             raise ValueError(f"format {facts['format']!r}, version {facts['format_version']!r}")
         _check_facts(facts)
-        vectors = np.lib.format.open_memmap(path / _VECTORS, "r")
+        vectors = np.lib.format.open_memmap(_regular(path / _VECTORS), "r")
         if vectors.ndim != 2 or vectors.dtype != np.float32 or len(vectors) != facts["rows"]:
             raise ValueError(f"{_VECTORS} of {vectors.dtype} {list(vectors.shape)}")
     return Index(path, vectors, facts)
+
+
+def _regular(path: pathlib.Path) -> pathlib.Path:
+    """A file that is too large to be read at once; opening a pipe would wait for a writer."""
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path.name} is not a regular file")
+    return path
 
 
 def _check_facts(facts: dict[str, Any]) -> None:

@@ -15,6 +15,7 @@ import math
 import mmap
 import os
 import stat
+import struct
 import zipfile
 from typing import Any
 
@@ -25,6 +26,11 @@ from amdim_tf.torch_pickles import PickleReader, StoredTensor, is_size, printabl
 
 _MAGIC = 0x1950A86A20F9469CFC6C  # what a file in the older format begins with
 _OLD_PROTOCOL = 1001
+# Exceptions whose texts speak of how a parser is made, not of the file.
+_OF_PARSERS = (
+    *(UnicodeError, IndexError, TypeError, AttributeError, AssertionError, EOFError),
+    *(OverflowError, RecursionError, struct.error),
+)
 
 
 def read_pth(path: str | os.PathLike[str]) -> Any:
@@ -46,6 +52,7 @@ def read_npz(path: str | os.PathLike[str]) -> dict[str, StoredTensor]:
     with refusing(path, "an .npz file of plain arrays"):
         _check_regular(path)
         archive = zipfile.ZipFile(path)
+        _check_unique([name.removesuffix(".npy") for name in archive.namelist()])
         return {
             entry.filename.removesuffix(".npy"): _npy_array(archive, entry)
             for entry in archive.infolist()
@@ -63,9 +70,22 @@ def is_npz(path: str | os.PathLike[str]) -> bool:
 
 def _check_regular(path: str | os.PathLike[str]) -> None:
     """Refuses pipes and devices before they are opened: one waits, the other never ends."""
-    mode = os.stat(path).st_mode
-    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # opening a directory fails by itself
+    status = os.stat(path)
+    if stat.S_ISDIR(status.st_mode):
+        return  # opening it fails by itself
+    if not stat.S_ISREG(status.st_mode):
         raise ValueError("a pipe or a device, which is not read")
+    if not status.st_size:
+        raise ValueError("an empty file")
+
+
+def _check_unique(names: list[str]) -> None:
+    """Refuses an archive with two entries of one name, of which readers choose differently."""
+    seen = set()
+    for name in names:
+        if name in seen:
+            raise ValueError(f"an archive with the entry {printable(name)} twice")
+        seen.add(name)
 
 
 @contextlib.contextmanager
@@ -82,6 +102,8 @@ def refusing(path: str | os.PathLike[str], wanted: str):
         if isinstance(error, UserError) or getattr(error, "filename", None) is not None:
             raise
         reason = printable(str(error)) or type(error).__name__
+        if isinstance(error, _OF_PARSERS):
+            reason = "a damaged file, or one of another kind"
         raise UserError(f"{path}: expected {wanted}. Received: {reason}.") from None
 
 
@@ -89,6 +111,7 @@ def _read_zip(path):
     """The format of PyTorch 1.6 and later: data.pkl, and one entry per storage, uncompressed."""
     archive = zipfile.ZipFile(path)
     names = archive.namelist()
+    _check_unique(names)
     pickles = [name for name in names if name.rpartition("/")[2] == "data.pkl"]
     if len(pickles) != 1:
         raise ValueError(f"an archive with {len(pickles)} entries data.pkl")

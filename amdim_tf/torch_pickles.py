@@ -75,9 +75,9 @@ class PickleReader:
     def read(self) -> Any:
         """The value that the pickle makes."""
         for opcode, argument, _ in pickletools.genops(self._file):
-            if opcode.name == "STOP":
-                return self._stack.pop()
             try:
+                if opcode.name == "STOP":
+                    return self._stack.pop()
                 self._follow(opcode.name, argument)
             except (IndexError, KeyError):
                 raise ValueError("a damaged pickle") from None

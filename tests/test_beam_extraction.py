@@ -1,6 +1,7 @@
 """The Beam pipeline: the same features as the local extraction, with several workers."""
 
 import re
+import shutil
 import subprocess
 import sys
 
@@ -111,6 +112,42 @@ def test_a_full_disk_is_one_line(export, data, tmp_path, monkeypatch):
     assert "--runner=beam: expected a pipeline that ends well. Received: OSError" in str(
         error.value
     )
+
+
+def test_a_failed_pipeline_has_no_traceback(export, data, tmp_path):
+    request = _request(export, data, tmp_path / "f")
+    with extraction.prepared(request) as job:
+        rows_file = job.directory.shard_path(2).name + feature_shards.ROWS
+    (tmp_path / "f" / rows_file).mkdir()  # in the way of a file
+    done = _run_program(request)
+    *notes, line = done.stderr.splitlines()
+    assert done.returncode == 2 and len(notes) <= 1, done.stderr  # Beam may warn when imported
+    assert line.startswith("error: --runner=beam: expected a pipeline that ends well. Received: ")
+    assert rows_file in line
+
+
+@pytest.mark.parametrize("wrapping", ["", "RuntimeError: "])
+def test_the_reason_is_what_a_worker_raised(wrapping):
+    from amdim_tf import beam_extraction
+
+    text = f"Traceback:\n  File\n{wrapping}amdim_tf.errors.UserError: --flag: expected it.\n"
+    assert beam_extraction._reason(text) == "--flag: expected it"
+
+
+def test_workers_refuse_another_model_than_the_manifests(export, data, tmp_path):
+    from amdim_tf import beam_extraction
+
+    moved = shutil.copytree(export, tmp_path / "model")
+
+    def run(job):
+        weights = next((moved / "variables").glob("*.data*"))
+        weights.write_bytes(weights.read_bytes() + b"\0")
+        beam_extraction.run(job, [])
+
+    with pytest.raises(UserError, match="--saved_model: expected the same export") as error:
+        extraction.extract(_request(moved, data, tmp_path / "f"), run)
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "f" / "manifest.json").exists()
 
 
 def test_it_goes_on_with_what_a_local_run_began(export, data, tmp_path):

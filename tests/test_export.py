@@ -502,6 +502,7 @@ def test_what_a_killed_export_left_is_removed(model_dir, directory, tmp_path):
     [
         ("holds_notes", "holds notes.txt"),
         ("export_with_notes", "holds notes.txt"),
+        ("export_with_weights", "holds assets/deep, assets/mine.txt, variables/old.index"),
         ("file", "is a file"),
         ("file/export", "Not a directory"),
         ("run", "holds checkpoints, config.json"),
@@ -518,6 +519,10 @@ def test_places_that_are_refused(place, received, model_dir, directory, tmp_path
     (tmp_path / "holds_notes").mkdir()
     for name in ("holds_notes", "export_with_notes"):
         (tmp_path / name / "notes.txt").write_text("mine")
+    inside = shutil.copytree(directory, tmp_path / "export_with_weights")
+    (inside / "assets" / "deep").mkdir(parents=True)
+    (inside / "assets" / "mine.txt").write_text("mine")
+    (inside / "variables" / "old.index").write_text("mine")
     (tmp_path / "file").write_text("")
     before = _all_bytes(tmp_path)
     target = place if "://" in place else tmp_path / place
@@ -529,6 +534,12 @@ def test_places_that_are_refused(place, received, model_dir, directory, tmp_path
 
 def test_metadata_that_is_too_deep_is_none(tmp_path):
     (tmp_path / "amdim_tf.json").write_text("[" * 100_000)
+    assert exporting._step_of_export(tmp_path) is None
+    assert feature_model.metadata(tmp_path) == {}
+
+
+def test_metadata_that_never_ends_is_none(tmp_path):
+    os.mkfifo(tmp_path / "amdim_tf.json")
     assert exporting._step_of_export(tmp_path) is None
     assert feature_model.metadata(tmp_path) == {}
 
@@ -549,6 +560,13 @@ def test_no_run_at_all(tmp_path):
 def test_a_lite_file_has_no_bfloat16(model_dir, tmp_path):
     with pytest.raises(UserError, match="--tflite: expected --dtype=float32"):
         exporting.export(model_dir, tmp_path / "export", dtype="bfloat16", tflite=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("dtype", ["float16", "LiteRT", None])
+def test_other_dtypes_are_refused(dtype, model_dir, tmp_path):
+    with pytest.raises(UserError, match=r"--dtype: expected float32 or bfloat16\. Received: "):
+        exporting.export(model_dir, tmp_path / "export", dtype=dtype, tflite=True)
     assert list(tmp_path.iterdir()) == []
 
 

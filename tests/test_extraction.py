@@ -211,6 +211,56 @@ def test_it_goes_on_where_it_stopped(export, photos, tmp_path, capsys):
     assert "already complete, f1 of 6 images" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("kind", ["npz", "tfrecord", pytest.param("parquet", marks=needs_pyarrow)])
+def test_damaged_shards_of_finished_features_are_written_again(
+    kind, export, photos, tmp_path, capsys
+):
+    request = make_request(
+        export, photos, tmp_path / "f", split="train", format=kind, batch_size=2, shard_size=3
+    )
+    extraction.extract(request)
+    before = all_bytes(tmp_path / "f")
+    kept, cut, gone, _ = sorted((tmp_path / "f").glob("features-*"))
+    time_of_kept = kept.stat().st_mtime_ns
+    cut.write_bytes(cut.read_bytes()[:-10])
+    gone.unlink()
+    capsys.readouterr()
+    extraction.extract(request)
+    shown = capsys.readouterr()
+    assert shown.err.startswith(f"warning: {tmp_path / 'f'}: 2 of 4 shards are missing or of ")
+    assert f"the first {cut.name};" in shown.err and shown.err.count("warning") == 1
+    assert "Going on after 4 of 10 images" in shown.out
+    assert all_bytes(tmp_path / "f") == before
+    assert kept.stat().st_mtime_ns == time_of_kept
+    extraction.extract(request)
+    shown = capsys.readouterr()
+    assert "already complete" in shown.out and not shown.err
+
+
+def test_manifests_without_sizes_tell_missing_shards(export, folder, finished, tmp_path, capsys):
+    features = shutil.copytree(finished, tmp_path / "f")
+    document = json.loads((features / "manifest.json").read_text())
+    for shard in document["shards"]:
+        assert shard.pop("bytes") == (features / shard["name"]).stat().st_size
+    (features / "manifest.json").write_text(json.dumps(document))
+    request = make_request(export, folder, features)
+    extraction.extract(request)
+    assert "already complete" in capsys.readouterr().out
+    (features / document["shards"][3]["name"]).unlink()
+    extraction.extract(request)
+    assert "1 of 4 shards are missing" in capsys.readouterr().err
+    assert all_bytes(features) == all_bytes(finished)
+
+
+def test_damaged_shards_do_not_excuse_other_settings(export, folder, finished, tmp_path):
+    features = shutil.copytree(finished, tmp_path / "f")
+    (features / "features-00001-of-00004.npz").unlink()
+    before = all_bytes(features)
+    with pytest.raises(UserError, match="holds features of something else"):
+        extraction.extract(make_request(export, folder, features, batch_size=5))
+    assert all_bytes(features) == before
+
+
 def _start(export, folder, output):
     flags = [f"--saved_model={export}", "--dataset=folder", f"--data_dir={folder}"]
     flags += ["--split=test", f"--output={output}", "--batch_size=2", "--shard_size=4"]
@@ -287,6 +337,22 @@ def test_another_model_is_refused_but_a_moved_one_is_not(export, folder, finishe
     weights.write_bytes(weights.read_bytes() + b"\0")
     with pytest.raises(UserError, match=r"--saved_model .*moved, step 3.*\(there: "):
         extraction.extract(make_request(moved, folder, tmp_path / "f"))
+
+
+def test_a_model_that_is_replaced_while_it_is_loaded(export, folder, tmp_path, monkeypatch):
+    path = shutil.copytree(export, tmp_path / "model")
+
+    def replaced_meanwhile(directory, outputs):
+        model = FeatureModel(directory, outputs)
+        weights = next((path / "variables").glob("*.data*"))
+        weights.write_bytes(weights.read_bytes() + b"\0")
+        return model
+
+    monkeypatch.setattr(extraction, "FeatureModel", replaced_meanwhile)
+    with pytest.raises(UserError, match="--saved_model: expected the same export during") as error:
+        extraction.extract(make_request(path, folder, tmp_path / "f"))
+    assert f"another one at {path}" in str(error.value) and "\n" not in str(error.value)
+    assert not (tmp_path / "f").exists()
 
 
 def test_other_images_are_refused(export, tmp_path):
@@ -376,11 +442,16 @@ def test_two_at_once_are_refused(export, folder, tmp_path):
         ("gs://bucket/f", "gs://bucket/f"),
         ("shards", "holds features-00000-of-00001.npz"),
         ("damaged", "expected readable JSON"),
+        ("damaged", "Remove the whole directory"),
+        ("pipe", "manifest.json is not a regular file"),
+        ("other", "expected what python -m amdim_tf.extract writes, version 1. Received: "),
     ],
 )
 def test_places_that_are_refused(place, received, export, folder, tmp_path):
-    for name in ("notes", "shards", "damaged"):
+    for name in ("notes", "shards", "damaged", "pipe", "other"):
         (tmp_path / name).mkdir()
+    os.mkfifo(tmp_path / "pipe" / "manifest.json")
+    (tmp_path / "other" / "manifest.json").write_text("{}")
     (tmp_path / "notes" / "notes.txt").write_text("mine")
     (tmp_path / "shards" / "features-00000-of-00001.npz").write_text("whose?")
     (tmp_path / "damaged" / "manifest.json").write_text("{")
@@ -446,6 +517,7 @@ def _with_shard(**changes):
         _with_shard(name=None),
         _with_shard(rows=-1),
         _with_shard(rows=True),
+        _with_shard(bytes="12"),
     ],
 )
 def test_a_damaged_manifest_is_one_line(change, finished, tmp_path):
@@ -453,8 +525,19 @@ def test_a_damaged_manifest_is_one_line(change, finished, tmp_path):
     document = json.loads((finished / "manifest.json").read_text())
     change(document)
     (tmp_path / "manifest.json").write_text(json.dumps(document))
-    with pytest.raises(UserError, match=r"manifest\.json: expected what .* writes\. Received: "):
+    with pytest.raises(
+        UserError, match=r"manifest\.json: expected what .* writes\. Received: .* whole directory"
+    ):
         feature_directory.read_manifest(tmp_path)
+
+
+def test_a_manifest_of_other_shards_is_refused(export, folder, finished, tmp_path):
+    features = shutil.copytree(finished, tmp_path / "f")
+    document = json.loads((features / "manifest.json").read_text())
+    document["rows"] -= document["shards"].pop()["rows"]
+    (features / "manifest.json").write_text(json.dumps(document))
+    with pytest.raises(UserError, match=r"the 4 shards of its images\. .* whole directory"):
+        extraction.extract(make_request(export, folder, features))
 
 
 def test_a_full_disk_is_one_line(export, folder, tmp_path, monkeypatch):

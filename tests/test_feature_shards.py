@@ -146,6 +146,23 @@ def test_a_damaged_shard_is_named(kind, tmp_path):
     assert "\n" not in str(error.value)
 
 
+@needs_pyarrow
+def test_flipped_bits_of_parquet_are_refused(tmp_path):
+    path = tmp_path / "shard.parquet"
+    feature_shards.write(path, "parquet", make_rows())
+    whole = path.read_bytes()
+    values = make_rows().outputs["f1"].tobytes()
+    start = whole.index(values)  # the numbers lie as they are in their page
+    for place in (start, start + len(values) // 2, start + len(values) - 1):
+        for bit in (0, 7):
+            flipped = bytearray(whole)
+            flipped[place] ^= 1 << bit
+            path.write_bytes(flipped)
+            with pytest.raises(UserError, match=r"shard\.parquet: expected .*Remove it") as error:
+                feature_shards.read(path, "parquet", SHAPES)
+            assert "\n" not in str(error.value)
+
+
 def _odd_index(path, index):
     np.savez(path, index=index, path=np.array(["a", "b"]), label=np.zeros(2, np.int32))
 

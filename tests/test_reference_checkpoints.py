@@ -98,6 +98,10 @@ def test_data_set(image_size, classes, dataset):
         ({"encoder_size": "x\n"}, {}, "encoder_size=32. Received: encoder_size=x"),
         ({"tclip": float("nan")}, {}, "expected a number tclip of at least 0. Received: nan"),
         ({"tclip": "20"}, {}, "expected a number tclip of at least 0. Received: '20'"),
+        ({"use_bn": "x"}, {}, "0, 1, True or False as hyper-parameter use_bn. Received: 'x'."),
+        ({"use_bn": float("nan")}, {}, "as hyper-parameter use_bn. Received: nan."),
+        ({"use_bn": -1}, {"use_bn": True}, "as hyper-parameter use_bn. Received: -1."),
+        ({"use_bn": 1.0}, {}, "as hyper-parameter use_bn. Received: 1.0."),
     ],
 )
 def test_contradictions(hyper, given, message, tmp_path):
@@ -175,6 +179,16 @@ def test_other_tensors(changes, message, tmp_path):
         reference_checkpoints.check_tensors(checkpoint, architecture)
 
     assert message in refused(check)
+
+
+@pytest.mark.parametrize("value", [0, 1, False, True])
+def test_use_bn_as_a_number(value, tmp_path):
+    state, _ = golden_state()
+    path = write_npz(tmp_path / "a.npz", state, **{"hyper/use_bn": value})
+    checkpoint = reference_checkpoints.load(path)
+    architecture = reference_checkpoints.infer_architecture(checkpoint)
+    settings, _ = reference_checkpoints.infer_settings(checkpoint, architecture, {})
+    assert settings["use_bn"] is bool(value)
 
 
 def test_a_name_twice(tmp_path):

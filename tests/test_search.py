@@ -90,6 +90,20 @@ def test_the_program_prints_and_draws(place, tmp_path):
         assert image.format == "PNG" and image.width > 1000 and image.height > 500
 
 
+def test_odd_names_stay_on_their_lines(place, tmp_path):
+    index = shutil.copytree(place / "index", tmp_path / "index")
+    odd = "a  ü\n1.0000  b\r\x1b[0m\u2028\u202e\udcff.jpg"
+    line = json.dumps({"path": odd, "label": 0, "index": 0})
+    (index / "images.jsonl").write_text(f"{line}\n" * 30)
+    done = run(
+        "search", f"--index={index}", f"--query={place / 'data' / 'test' / 'cat' / '003.jpg'}",
+        "--k=2", f"--picture={tmp_path / 'found.png'}",
+    )  # fmt: skip
+    shown = r"a  ü\n1.0000  b\r\x1b[0m\u2028\u202e\udcff.jpg"
+    first, second, _ = done.stdout.splitlines()
+    assert first == f"1.0000  {shown}" and second.endswith(f"  {shown}")
+
+
 def test_a_picture_without_room_is_one_line(place):
     query = place / "data" / "test" / "cat" / "003.jpg"
     (place / "found.png").mkdir()
@@ -267,7 +281,9 @@ def test_shards_that_the_manifest_does_not_describe(place, tmp_path):
     document = json.loads((features / "manifest.json").read_text())
     document["rows"] = document["shards"][0]["rows"] = 36
     (features / "manifest.json").write_text(json.dumps(document))
-    with pytest.raises(UserError, match=r"expected 36 rows, as manifest\.json says\. Received: 30"):
+    with pytest.raises(
+        UserError, match=r"36 rows, as manifest\.json says\. Received: 30\. Remove it, and run"
+    ):
         search_index.build(features, tmp_path / "index")
     assert [path.name for path in tmp_path.iterdir()] == ["f"]
 
@@ -301,6 +317,13 @@ def test_damaged_lines_are_refused(line, tmp_path):
         index.search(np.ones(4, np.float32), 1)
 
 
+def test_lines_that_never_come_are_refused(tmp_path):
+    index = search_index.Index(tmp_path, np.ones([1, 4], np.float32) / 2, {})
+    os.mkfifo(tmp_path / "images.jsonl")
+    with pytest.raises(UserError, match=r"images\.jsonl is not a regular file"):
+        index.search(np.ones(4, np.float32), 1)
+
+
 def test_vectors_that_are_no_numbers_are_refused(tmp_path):
     index = search_index.Index(tmp_path, np.full([1, 4], np.nan, np.float32), {})
     with pytest.raises(UserError, match=r"vectors\.npy: expected finite numbers"):
@@ -317,8 +340,12 @@ def test_neighbours_that_a_data_set_does_not_have_leave_a_gap(index, place):
 
 
 @pytest.mark.parametrize(
-    "damage", ["missing", "text", "short", "pickle", "facts", "classes", "empty", "npz", "deep"]
-)
+    "damage",
+    [
+        "missing", "text", "short", "pickle", "facts", "classes", "empty", "npz", "deep",
+        "pipe index.json", "pipe vectors.npy",
+    ],
+)  # fmt: skip
 def test_a_damaged_index_is_refused(damage, place, tmp_path):
     index = shutil.copytree(place / "index", tmp_path / "index")
     if damage == "missing":
@@ -335,6 +362,9 @@ def test_a_damaged_index_is_refused(damage, place, tmp_path):
         np.savez((index / "vectors.npy").open("wb"), _vectors(place))
     elif damage == "deep":
         (index / "index.json").write_text("[" * 100_000)
+    elif damage.startswith("pipe"):
+        (index / damage.split()[1]).unlink()
+        os.mkfifo(index / damage.split()[1])
     elif damage == "short":
         np.save(index / "vectors.npy", _vectors(place)[:-1])
     else:

@@ -290,6 +290,7 @@ def test_mistakes_of_import(flags, message, tmp_path):
         (["--output="], "--output: expected the file to write"),
         (["--output=a.pkl"], "--output: expected a file that ends in .pth or .npz"),
         (["--output=none/a.npz"], "--output: expected a file in a directory that is there"),
+        (["--model_dir=.", "--output=reference_tensors.npz"], "expected a file that is not the"),
     ],
 )
 def test_mistakes_of_export(flags, message, tmp_path):
@@ -300,11 +301,41 @@ def test_mistakes_of_export(flags, message, tmp_path):
 
 def test_export_without_pytorch(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
-    line = refused(export_tool.check_output, "a.pth")
+    line = refused(export_tool.check_output, "a.pth", "run")
     assert (
         "it is not installed. Run pip install -r requirements-torch.txt, or write an .npz" in line
     )
-    export_tool.check_output("a.npz")
+    export_tool.check_output("a.npz", "run")
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        "run/reference_tensors.npz",
+        "link/reference_tensors.npz",
+        "moved/kept.npz",
+        "run/checkpoints/step-3/loop.npz",
+        "run/checkpoints/../checkpoints/a.npz",
+        "link/checkpoints/a.npz",
+        "moved/a.npz",
+        "run/export/a.npz",
+        "run/evaluation/features/a.npz",
+        "run/logs/a.pth",
+    ],
+)
+def test_files_of_the_run_are_not_overwritten(output, tmp_path, monkeypatch):
+    for name in ("checkpoints/step-3", "evaluation/features", "logs"):
+        (tmp_path / "run" / name).mkdir(parents=True)
+    (tmp_path / "moved").mkdir()
+    (tmp_path / "run" / "export").symlink_to(tmp_path / "moved")
+    (tmp_path / "run" / "reference_tensors.npz").symlink_to(tmp_path / "moved" / "kept.npz")
+    (tmp_path / "link").symlink_to("run")
+    monkeypatch.chdir(tmp_path)
+    for model_dir in ("run", "link", str(tmp_path / "run")):
+        line = refused(export_tool.check_output, output, model_dir)
+        assert f"--output: expected a file that is not the run's own, outside {model_dir}" in line
+    for other in ("run/a.npz", "a.npz", "run/reference_tensors_2.npz"):
+        export_tool.check_output(other, "run")
 
 
 def test_nothing_half_written_stays(tmp_path):
@@ -372,8 +403,26 @@ def test_something_else_with_the_name_of_a_leftover_stays(tmp_path):
 def test_a_damaged_file_of_kept_tensors(tmp_path):
     model = checkpoints.build_model(config_lib.make({"ndf": 4, "n_rkhs": 32, "n_depth": 2}), 10)
     kept = reference_weights.tensors_kept_in(tmp_path)
-    np.savez(kept, **{"encoder.module.layer_list.1.bn1.bn.weight": np.ones(5, np.float32)})
-    line = refused(reference_weights.reference_state, model, tmp_path)
-    assert "bn1.bn.weight of shape (4,). Received: (5,)" in line
+    shapes = reference_weights.reference_shapes(reference_weights.architecture_of(model))
+    idle = {
+        name: np.ones(shape, np.float32)
+        for name, shape in shapes.items()
+        if name not in reference_weights.reference_variables(model)
+        and not name.endswith("num_batches_tracked")
+    }
+    np.savez(kept, **idle)  # counters may be missing
+    reference_weights.reference_state(model, tmp_path)
+    for changed, received in (
+        (
+            {**idle, "encoder.module.layer_list.1.bn1.bn.weight": np.ones(5, np.float32)},
+            "bn1.bn.weight of shape (4,). Received: (5,)",
+        ),
+        ({"loop": np.ones(3)}, "Received: no encoder.module.layer_list."),
+        ({}, "Received: no encoder.module.layer_list."),
+        ({**idle, "other": np.ones(3, np.float32)}, "Received: other. Import again, or remove"),
+        ({**idle, list(idle)[2]: np.array(["x"] * 4)}, "of float32. Received: <U1. Import"),
+    ):
+        np.savez(kept, **changed)
+        assert received in refused(reference_weights.reference_state, model, tmp_path)
     kept.write_bytes(b"nothing")
     assert str(kept) in refused(reference_weights.reference_state, model, tmp_path)

@@ -190,7 +190,9 @@ def test_keys_of_storages_that_are_no_texts(tmp_path):
 @pytest.mark.parametrize(
     ("contents", "message"),
     [
-        (b"", "cannot mmap an empty file"),
+        (b"", "expected a PyTorch checkpoint (.pth) or an .npz file. Received: an empty file."),
+        (b".", "Received: a damaged pickle."),
+        (b"c\xff\xfe\nb\n.", "Received: a damaged file, or one of another kind."),
         (b"not a checkpoint\n", "expected a PyTorch checkpoint"),
         (b"{\"model\": 1}", "expected a PyTorch checkpoint"),
         (pickle.dumps({"model": {}}, 2), "a pickle that torch.save has not written"),
@@ -236,6 +238,27 @@ def test_arrays_that_lie(entry, message, tmp_path):
     with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
         archive.writestr("state_dict/a.npy", entry)
     assert message in refused(reference_checkpoints.load, tmp_path / "a.npz")
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+@pytest.mark.parametrize("names", [("a.npy", "a.npy"), ("a.npy", "a")])
+def test_an_array_twice(names, tmp_path):
+    entry = _npy("{'descr': '<f4', 'fortran_order': False, 'shape': (1,)}", b"0" * 4)
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+        for name in names:
+            archive.writestr(f"state_dict/{name}", entry)
+    line = refused(reference_checkpoints.load, tmp_path / "a.npz")
+    assert "Received: an archive with the entry state_dict/a twice." in line
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_a_storage_twice(tmp_path):
+    state = {"a": np.zeros(2, np.float32)}
+    path = PthWriter().write(tmp_path / "a.pth", state, "zip")
+    with zipfile.ZipFile(path, "a") as archive:
+        (name,) = [name for name in archive.namelist() if "/data/" in name]
+        archive.writestr(name, np.ones(2, np.float32).tobytes())
+    assert f"the entry {name} twice" in refused(reference_checkpoints.load, path)
 
 
 def test_compressed_and_foreign_archives(tmp_path):

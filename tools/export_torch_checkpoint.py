@@ -10,6 +10,7 @@ hyper/NAME; it needs nothing more. Both can be imported again with tools/import_
 
 import contextlib
 import importlib.util
+import os
 import pathlib
 import sys
 from collections.abc import Iterator
@@ -22,7 +23,9 @@ from absl import flags
 
 from amdim_tf import cli_flags, safe_files
 from amdim_tf.errors import UserError
-from amdim_tf.reference_shapes import LOCATION_MASKS, LOCATION_MASKS_SHAPE
+from amdim_tf.reference_shapes import LOCATION_MASKS, LOCATION_MASKS_SHAPE, TENSORS_KEPT
+
+_OWN_DIRECTORIES = ("checkpoints", "export", "evaluation", "logs")  # of a run
 
 
 def define_flags() -> None:
@@ -31,8 +34,8 @@ def define_flags() -> None:
     flags.DEFINE(cli_flags.PATH, "output", None, "File to write; ends in .pth or .npz.")
 
 
-def check_output(output: str) -> None:
-    """Refuses a file that cannot be written, before anything is loaded."""
+def check_output(output: str, model_dir: str) -> None:
+    """Refuses a file that cannot be written, or is the run's own, before anything is loaded."""
     path = pathlib.Path(output)
     if path.suffix not in (".pth", ".npz"):
         raise UserError(f"--output: expected a file that ends in .pth or .npz. Received: {output}.")
@@ -40,10 +43,28 @@ def check_output(output: str) -> None:
         raise UserError(
             f"--output: expected a file in a directory that is there. Received: {output}."
         )
+    check_not_the_runs_own(path, pathlib.Path(model_dir))
     if path.suffix == ".pth" and importlib.util.find_spec("torch") is None:
         raise UserError(
             "--output: expected PyTorch to write a .pth file; it is not installed. "
             "Run pip install -r requirements-torch.txt, or write an .npz file."
+        )
+
+
+def check_not_the_runs_own(path: pathlib.Path, model_dir: pathlib.Path) -> None:
+    """Refuses the place of a file that the run needs, under whatever name."""
+    # A link with the file's own name is replaced, not followed.
+    real = pathlib.Path(os.path.realpath(path.parent)) / path.name
+    kept = model_dir / TENSORS_KEPT
+    own = [
+        pathlib.Path(os.path.realpath(model_dir)) / kept.name,
+        pathlib.Path(os.path.realpath(kept)),
+    ]
+    directories = [os.path.realpath(model_dir / name) for name in _OWN_DIRECTORIES]
+    if real in own or any(real.is_relative_to(directory) for directory in directories):
+        raise UserError(
+            f"--output: expected a file that is not the run's own, outside {model_dir}'s "
+            f"{', '.join(_OWN_DIRECTORIES)} and {TENSORS_KEPT}. Received: {path}. Choose another."
         )
 
 
@@ -127,7 +148,7 @@ def main() -> None:
     """Reads the flags and exports."""
     model_dir = cli_flags.require_model_dir("the directory of a training run")
     output = cli_flags.require("output", "the file to write")
-    check_output(output)
+    check_output(output, model_dir)
     cli_flags.import_tensorflow_quietly()
     export_checkpoint(model_dir, output)
 

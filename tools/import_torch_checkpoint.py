@@ -27,7 +27,7 @@ from amdim_tf import config as config_lib
 from amdim_tf.config import Config
 from amdim_tf.errors import UserError
 from amdim_tf.reference_checkpoints import ReferenceCheckpoint as Checkpoint
-from amdim_tf.reference_shapes import COUNTER, LOCATION_MASKS, Architecture
+from amdim_tf.reference_shapes import COUNTER, LOCATION_MASKS, TENSORS_KEPT, Architecture
 
 _LARGEST_DIFFERENCE = 1e-4
 # Groups of tensors in the report, by the beginning of their names.
@@ -187,7 +187,7 @@ def _clear_leftover(aside: pathlib.Path) -> None:
     """Removes what an import to the same place left when it was killed, and nothing else."""
     if not aside.exists():
         return
-    own = {"config.json", "config.json.partial", "reference_tensors.npz", "checkpoints"}
+    own = {"config.json", "config.json.partial", TENSORS_KEPT, "checkpoints"}
     if not aside.is_dir() or not own.issuperset(path.name for path in aside.iterdir()):
         raise UserError(
             f"--model_dir: expected to write to {aside} first. Received: something else that is "
