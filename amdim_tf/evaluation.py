@@ -272,9 +272,10 @@ def _classify(settings, config: Config, splits: _Splits, model: AMDIM) -> dict[s
 
 def _skipped(settings, config: Config, splits: _Splits, train: Features, test: Features):
     """How many images of each split could not be decoded; a warning where there are any."""
+    # Images in memory were left out when they were read, others when features were extracted.
     skipped = {
-        "train": len(splits.train) - len(train.labels),
-        "test": len(splits.test) - len(test.labels),
+        split: max(len(source) - len(found.labels), len(source.skipped.names))
+        for split, source, found in (("train", splits.train, train), ("test", splits.test, test))
     }
     for split, count in skipped.items():
         if count:

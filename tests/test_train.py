@@ -264,10 +264,14 @@ def test_the_flag_file_of_a_run_may_be_given_again(program, tmp_path):
 def test_output_that_cannot_be_printed(tmp_path):
     """To a full disk, and to a reader who has left: one line, or none, and no traceback."""
     code = "from amdim_tf import cli_flags; cli_flags.run(lambda: print('x' * 100000))"
+    full = (
+        "error: a file, or standard output: No space left on device. Make room, and run the same "
+        "command again.\n"
+    )
     for shell, line, status in (
         (">&-", "", 0),
         ("2>&-", "", 0),
-        ("> /dev/full", "error: standard output: No space left on device.\n", 2),
+        ("> /dev/full", full, 2),
         ("| true", "", 141),
     ):
         words = f'set -o pipefail; "$0" -c "$1" {shell}'
