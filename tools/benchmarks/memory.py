@@ -1,31 +1,43 @@
 """What large batches take: a step in microbatches, and the NCE in blocks.
 
-Every peak is that of a process of its own, and counts from the moment before the work: what the
-imports, the weights' initialization or the inputs took is not in it.
+Every peak is that of a process of its own. It counts from the moment after the imports, less what
+stays in use all the time: weights, optimizer and inputs. What it took to make these is in it where
+TensorFlow has kept that memory, since the work then uses it without being seen.
 """
 
 from __future__ import annotations
 
 import ctypes
+import math
 import pathlib
 import statistics
 import subprocess
 import sys
 import time
 
+import numpy as np
 from benchmarks import measuring
 
 _NCE = {"batch": 512, "large": 4096, "locations": 49, "channels": 1024}
 
 
-def peak_of(work) -> float:
-    """MiB that `work` takes at its peak beyond what the process had before it."""
-    # What was freed goes back to the system: else the work could use it without being seen.
-    ctypes.CDLL(None).malloc_trim(0)
+def peak_of(prepare) -> float:
+    """MiB that some work takes at its peak beyond its imports and what it is given.
+
+    Args:
+        prepare: makes what the work needs; returns the work and the arrays that it needs.
+    """
+    import tensorflow as tf
+
+    tf.constant(0.0) + 1.0  # begins TensorFlow, whose own memory is not meant
     before = measuring.memory_mib("VmRSS")
+    work, arrays = prepare()
+    tf.constant(0.0) + 1.0  # lets go of NumPy arrays that were copied
+    given = sum(math.prod(array.shape) * 4 for array in arrays) / 2**20
+    ctypes.CDLL(None).malloc_trim(0)
     pathlib.Path("/proc/self/clear_refs").write_text("5")  # begins a new peak
     work()
-    return measuring.memory_mib("VmHWM") - before
+    return measuring.memory_mib("VmHWM") - before - given
 
 
 def in_own_process(*words: str) -> float:
@@ -42,9 +54,16 @@ def step_peak(config) -> None:
     from amdim_tf import stepping, training_loop
 
     devices = measuring.one_device(config)
-    model = training_loop.compiled_model(config, measuring.CLASSES, per_epoch=1000, devices=devices)
-    data, step = measuring.random_batch(config), stepping.step_function(model, devices)
-    print(peak_of(lambda: step(data, False)["loss"].numpy()))
+
+    def prepare():
+        model = training_loop.compiled_model(
+            config, measuring.CLASSES, per_epoch=1000, devices=devices
+        )
+        data, step = measuring.random_batch(config), stepping.step_function(model, devices)
+        arrays = [*model.variables, *model.optimizer.variables, *data.values()]
+        return lambda: step(data, False)["loss"].numpy(), arrays
+
+    print(peak_of(prepare))
 
 
 def memory(config, given: list[str]) -> None:
@@ -66,13 +85,13 @@ def memory(config, given: list[str]) -> None:
     )
 
 
-def _nce_function(block: str, batch: int):
+def _nce_function(nce, block: str, batch: int):
+    """A function that computes an NCE and its gradient and tells the seconds; and its inputs."""
     import tensorflow as tf
 
-    from amdim_tf import nce
-
     shapes = [batch, _NCE["channels"]], [batch, _NCE["locations"], _NCE["channels"]]
-    inputs = [tf.random.stateless_normal(shape, [0, i]) for i, shape in enumerate(shapes)]
+    rng = np.random.default_rng(0)
+    inputs = [tf.constant(rng.standard_normal(shape, np.float32)) for shape in shapes]
 
     @tf.function
     def compute(antecedents, consequents):
@@ -86,20 +105,23 @@ def _nce_function(block: str, batch: int):
         compute(*inputs)[0].numpy()
         return time.perf_counter() - began
 
-    return run
+    return run, inputs
 
 
 def nce_peak(block: str, batch: int) -> None:
     """Prints the peak of an NCE and its gradient beyond that gradient's own size."""
-    run = _nce_function(block, batch)
+    from amdim_tf import nce
+
     gradients = batch * (_NCE["locations"] + 1) * _NCE["channels"] * 4 / 2**20
-    print(peak_of(run) - gradients)
+    print(peak_of(lambda: _nce_function(nce, block, batch)) - gradients)
 
 
 def nce() -> None:
     """Dense and blocked: time in turns at one size, memory at two."""
     batch, large = _NCE["batch"], _NCE["large"]
-    runs = [_nce_function(block, batch) for block in (str(batch), str(batch // 2))]
+    from amdim_tf import nce as nce_module
+
+    runs = [_nce_function(nce_module, block, batch)[0] for block in (str(batch), str(batch // 2))]
     for run in runs:
         run()
     times = [[run() for run in runs] for _ in range(7)]
