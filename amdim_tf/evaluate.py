@@ -66,7 +66,7 @@ flags.DEFINE(
     "place below it, in which each colour is a segment.",
 )
 flags.DEFINE_bool(
-    "watch", False, "Evaluate each new checkpoint of a running training, until its last step."
+    "watch", False, "Evaluate the newest checkpoint of a running training, until its last step."
 )
 # For the flag file that a run was trained with.
 cli_flags.define_config_flags()

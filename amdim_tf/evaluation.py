@@ -116,7 +116,8 @@ def evaluate(settings: EvaluationSettings) -> dict[str, Any]:
     """Evaluates the newest checkpoint of a run.
 
     Returns:
-        What is written to MODEL_DIR/evaluation/DATASET.json.
+        What is written to MODEL_DIR/evaluation/DATASET.json, without what stays of earlier
+        evaluations.
     """
     config = _evaluation_config(settings)
     model, step = checkpoints.load_model(settings.model_dir, step_wanted=True)
@@ -142,7 +143,7 @@ def wait_for_run(model_dir: str) -> None:
 
 
 def watch(settings: EvaluationSettings) -> None:
-    """Evaluates each new checkpoint of a training until the run has reached its last step."""
+    """Evaluates the newest checkpoint of a training until the run has reached its last step."""
     config = _evaluation_config(settings)
     splits = _load_splits(settings, config)
     directory = config_file.checkpoints_in(settings.model_dir)
@@ -263,33 +264,27 @@ def _classify(settings, config: Config, splits: _Splits, model: AMDIM) -> dict[s
         found = _probe(settings, config, name, encoder, splits, train, test)
         if name == "learned":
             results |= {"train_images": len(train.labels), "test_images": len(test.labels)}
-            results["skipped_images"] = _skipped(settings, config, splits, train, test)
+            results["skipped_images"] = _skipped(splits, train, test)
+            results["images_sha256"] = [
+                features.features_key("", source, config) for source in (splits.train, splits.test)
+            ]
             results |= {**found, "baselines": {}}
         else:
             results["baselines"][name] = found
     return results
 
 
-def _skipped(settings, config: Config, splits: _Splits, train: Features, test: Features):
+def _skipped(splits: _Splits, train: Features, test: Features) -> dict[str, int]:
     """How many images of each split could not be decoded; a warning where there are any."""
-    # Images in memory were left out when they were read, others when features were extracted.
-    skipped = {
-        split: max(len(source) - len(found.labels), len(source.skipped.names))
-        for split, source, found in (("train", splits.train, train), ("test", splits.test, test))
-    }
-    for split, count in skipped.items():
-        if count:
-            directory = _features_directory(settings.model_dir, config, "learned", split)
-            warn(
-                f"{count} {split} images could not be decoded and are not counted: see "
-                f"{directory / features.SKIPPED}."
-            )
+    skipped = {}
+    for split, source, found in (("train", splits.train, train), ("test", splits.test, test)):
+        names = source.skipped.names
+        # Images in memory were left out when they were read, others when features were extracted.
+        skipped[split] = max(len(source) - len(found.labels), len(names))
+        if skipped[split]:
+            first = f", the first being {names[0]}" if names else ""
+            warn(f"{skipped[split]} {split} images cannot be decoded and do not count{first}.")
     return skipped
-
-
-def _features_directory(model_dir, config: Config, name: str, split: str) -> pathlib.Path:
-    directory = pathlib.Path(model_dir) / "evaluation" / "features"
-    return directory / f"{config.data.dataset}-{name}-{split}"
 
 
 def _features_of(name, encoder: AMDIM, source: Source, config, model_dir, split: str) -> Features:
@@ -298,8 +293,9 @@ def _features_of(name, encoder: AMDIM, source: Source, config, model_dir, split:
         function, weights = features.pixels_of, f"{features.PIXELS_SIDE}x{features.PIXELS_SIDE}"
     else:
         function, weights = features.f1_of(encoder), features.weights_digest(encoder)
+    directory = pathlib.Path(model_dir) / "evaluation" / "features"
     return features.cached_features(
-        _features_directory(model_dir, config, name, split),
+        directory / f"{config.data.dataset}-{name}-{split}",
         features.features_key(weights, source, config),
         function,
         source,

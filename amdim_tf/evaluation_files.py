@@ -16,7 +16,7 @@ from amdim_tf.errors import UserError, tensorflow_reason, warn
 _MOST_TABLE_BYTES = 2**28
 # What results of one file have in common, beside what `conditions_of` tells.
 _SHARED = ("weights_sha256", "step", "seed", "trained_on")
-_OF_CLASSIFIERS = ("classes", "train_images", "test_images")
+_OF_CLASSIFIERS = ("classes", "train_images", "test_images", "images_sha256")
 _SIDE = features.PIXELS_SIDE
 _DESCRIBED = {"untrained": "untrained encoder", "pixels": f"raw pixels, {_SIDE}x{_SIDE}"}
 
@@ -74,12 +74,12 @@ def _with_earlier(results: dict[str, Any], path: pathlib.Path) -> dict[str, Any]
             name: {**earlier["baselines"].get(name, {}), **results["baselines"].get(name, {})}
             for name in {**earlier["baselines"], **results["baselines"]}
         }
-        commands = [*earlier.get("earlier_commands", []), earlier["command"]]
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        commands = dict.fromkeys([*earlier.get("earlier_commands", []), earlier["command"]])
+        commands.pop(results["command"], None)
+        merged = {**earlier, **results, "baselines": baselines, "earlier_commands": [*commands]}
+        return {**merged, "classes": results["classes"] or earlier["classes"]}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return results  # there is none, or none of ours
-    commands = [command for command in dict.fromkeys(commands) if command != results["command"]]
-    merged = {**earlier, **results, "baselines": baselines, "earlier_commands": commands}
-    return {**merged, "classes": results["classes"] or earlier["classes"]}
 
 
 def accuracies(found: dict[str, Any]) -> dict[str, float]:

@@ -43,7 +43,7 @@ class Contents:
         saved_model: {"path", "sha256", "step"}.
         dataset, data_dir, split: which images.
         images: how many there are.
-        names_sha256: digest of their names, and of size and time of those that are files.
+        names_sha256: digest of their names, and of size and time of the files they are in.
         classes: names of the labels 0, 1, ….
         format: of the shards.
         shapes: of each output, of one image.
@@ -258,6 +258,9 @@ def _drop_damaged(directory: FeatureDirectory) -> None:
     )
     for shard_path in damaged:
         shard_path.unlink(missing_ok=True)
+    (path / SKIPPED).unlink(
+        missing_ok=True
+    )  # written anew at the end, if there is anything to list
     _write_json(path / UNFINISHED, directory.contents.document())
     (path / MANIFEST).unlink()
 

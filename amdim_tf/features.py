@@ -22,7 +22,6 @@ from amdim_tf.progress import Progress
 
 _BATCH = 250
 _FILES = ("values.npy", "labels.npy")
-SKIPPED = "skipped_images.txt"  # beside the features, where there are any
 _MOST_STAMP_BYTES = 10_000  # of key.json, which is far smaller
 # Side of the images whose pixels are a baseline: a classifier's matrices grow with its 4th power.
 PIXELS_SIDE = 32
@@ -149,7 +148,6 @@ def _extract_into(directory: pathlib.Path, function, source, config, label) -> N
             done += len(part)
             progress.advance(len(part))
     source.skipped.check()
-    source.skipped.write(directory / SKIPPED)
     if values is None:
         raise UserError(f"{label}: expected images. Received: none that can be decoded.")
     if done < len(source):

@@ -66,11 +66,11 @@ def stacked(function: Callable, count: int, compiled: bool = False):
     _, wholes = tf.while_loop(
         lambda number, _: number < count, body, (tf.constant(1), wholes), parallel_iterations=1
     )
-    rows = [
+    batches = [
         tf.reshape(whole, [count * leaf.shape[0], *leaf.shape[1:]])
         for whole, leaf in zip(wholes, leaves, strict=True)
     ]
-    return tf.nest.pack_sequence_as(first, rows)
+    return tf.nest.pack_sequence_as(first, batches)
 
 
 def summed(function: Callable, count: int):

@@ -62,7 +62,7 @@ def nce_log_probabilities(scores, offset=0):
 
 def mean_square(scores):
     """The mean of s²; its gradient, unlike that of a mean, holds no second array of its size."""
-    return 2 * tf.nn.l2_loss(scores) / tf.size(scores, scores.dtype)
+    return 2 * tf.nn.l2_loss(scores) / tf.cast(tf.size(scores), scores.dtype)
 
 
 def as_float32(values):

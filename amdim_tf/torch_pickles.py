@@ -13,16 +13,16 @@ import pickletools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import ml_dtypes
 import numpy as np
 
 _ORDERED_DICT = "collections OrderedDict"
 _REBUILD = "torch._utils _rebuild_tensor_v2"
+_BFLOAT16 = np.dtype("<u2")  # which NumPy lacks: the upper half of a float32
 _STORAGES = {
     "torch FloatStorage": np.dtype("<f4"),
     "torch DoubleStorage": np.dtype("<f8"),
     "torch HalfStorage": np.dtype("<f2"),
-    "torch BFloat16Storage": np.dtype(ml_dtypes.bfloat16),
+    "torch BFloat16Storage": _BFLOAT16,
     "torch LongStorage": np.dtype("<i8"),
     "torch ByteStorage": np.dtype("u1"),
     "torch BoolStorage": np.dtype("?"),
@@ -175,16 +175,16 @@ class PickleReader:
         if math.prod(shape) > storage.count or (0 not in shape and offset + last >= storage.count):
             raise ValueError(f"a tensor of shape {shape} in a storage of {storage.count} numbers")
         dtype = storage.dtype
-        # NumPy knows bfloat16 as bytes without a meaning; float32 holds the same numbers.
-        given = np.dtype("f4") if dtype == ml_dtypes.bfloat16 else dtype
 
         def read():
             steps = tuple(dtype.itemsize * stride for stride in strides)
             buffer = self._contents(storage)
             numbers = np.ndarray(shape, dtype, buffer, offset * dtype.itemsize, steps)
-            return numbers.astype(given)  # a copy
+            if dtype == _BFLOAT16:
+                return (numbers.astype(np.uint32) << 16).view(np.float32)
+            return numbers.copy()
 
-        return StoredTensor(shape, given, read)
+        return StoredTensor(shape, np.dtype("f4") if dtype == _BFLOAT16 else dtype, read)
 
 
 def is_size(value) -> bool:

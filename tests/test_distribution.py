@@ -37,6 +37,7 @@ PROCESSES = {
         ("microbatch_8", "halves", {"microbatch": 8}),
         ("microbatch_4", "quarters", {"microbatch": 5, "nce_block": "3"}),
         ("xla", "whole", {"xla": "on"}),
+        ("xla_microbatch_8", "halves", {"xla": "on", "microbatch": 8}),
     ],
     "two": [
         ("two_synchronized", "whole", {"replicas": 2, **SYNCHRONIZED}),

@@ -143,9 +143,8 @@ def test_transfer_and_a_poisoned_test_split(trained, colours, tmp_path):
     assert clean["settings"] == poisoned["settings"]
     assert results["recalibrated_on"] == 500
     assert (results["test_images"], results["skipped_images"]) == (16, {"train": 0, "test": 1})
-    assert "1 test images could not be decoded" in done.stderr
-    listed = trained / "evaluation" / "features" / "folder-learned-test" / "skipped_images.txt"
-    assert listed.read_text().endswith("poisoned/test/red/bad.jpg\n")
+    assert "1 test images cannot be decoded" in done.stderr
+    assert "poisoned/test/red/bad.jpg" in done.stderr
 
 
 @pytest.mark.slow

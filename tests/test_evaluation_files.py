@@ -68,6 +68,7 @@ def test_what_is_in_the_way_of_a_file_is_named(tmp_path):
 
 COMPLETE = {
     **RESULTS, "step": 3, "weights_sha256": "w", "seed": 0, "command": "a", "linear": LINEAR,
+    "images_sha256": ["a", "b"],
 }  # fmt: skip
 
 
@@ -89,7 +90,7 @@ def test_results_of_the_same_weights_are_put_together(tmp_path):
     assert found["classes"] == ["a", "b"]
     others = {
         "weights_sha256": "v", "seed": 1, "classes": ["a", "c"], "data_dir": "/elsewhere",
-        "probe_epochs": 2.0, "recalibrated_on": 250,
+        "probe_epochs": 2.0, "recalibrated_on": 250, "images_sha256": ["c", "d"],
     }  # fmt: skip
     for name, value in others.items():
         path.write_text(json.dumps(COMPLETE))
@@ -97,9 +98,10 @@ def test_results_of_the_same_weights_are_put_together(tmp_path):
         del other["linear"]
         evaluation_files.write(tmp_path, other)
         assert "linear" not in json.loads(path.read_text()), name
-    path.write_text("[1]")
-    evaluation_files.write(tmp_path, COMPLETE)
-    assert json.loads(path.read_text()) == COMPLETE
+    for damaged in ("[1]", "[" * 10_000, json.dumps({**COMPLETE, "earlier_commands": [[]]})):
+        path.write_text(damaged)
+        evaluation_files.write(tmp_path, COMPLETE)
+        assert json.loads(path.read_text()) == COMPLETE
 
 
 def test_evaluations_that_end_at_once_lose_nothing(tmp_path):
