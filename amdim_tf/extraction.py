@@ -264,11 +264,7 @@ def batch_reader(source: Source) -> Callable[[range], tuple]:
         return read_array
 
     signature = [tf.TensorSpec([None], tf.int64)]
-    types = (tf.string, tf.int32)
-
-    @tf.function(input_signature=signature)
-    def read_all(indices):
-        return tf.map_fn(source.read, indices, fn_output_signature=types)
+    read_all = tf.function(source.read, input_signature=signature)
 
     @tf.function(input_signature=signature)
     def read_each(indices):
@@ -276,7 +272,7 @@ def batch_reader(source: Source) -> Callable[[range], tuple]:
         return tf.map_fn(
             lambda index: decode.or_else(source.read, index, nothing)[0],
             indices,
-            fn_output_signature=types,
+            fn_output_signature=(tf.string, tf.int32),
         )
 
     def read_files(indices: range):

@@ -140,15 +140,14 @@ def _labels_of(paths: list[bytes], folder: pathlib.Path | None):
 def _file_source(paths, labels, class_names, skipped) -> EncodedSource:
     all_labels = tf.constant(labels)
 
-    def contents(index):
+    def stored(index):
         # TensorFlow's own function would wait at a pipe for ever, and die of a file without end.
         return safe_files.read_limited(os.fsdecode(paths[index]), MOST_BYTES)
 
-    def read(index):
-        file = tf.numpy_function(contents, [index], tf.string, stateful=False)
-        return tf.ensure_shape(file, []), all_labels[index]
+    def parse(files, indices):
+        return files, tf.gather(all_labels, indices)
 
     def name_of(index):
         return os.fsdecode(paths[index])
 
-    return EncodedSource(len(paths), read, name_of, name_of, class_names, skipped)
+    return EncodedSource(len(paths), stored, parse, name_of, name_of, class_names, skipped)

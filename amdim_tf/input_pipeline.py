@@ -169,7 +169,7 @@ def _load(source: EncodedSource, boxes_of, size: int, within_box: bool, rows):
         (uint8 [n, v, size, size, 3], int32 [n]).
     """
     indices, *more = rows
-    contents, labels = tf.map_fn(source.read, indices, fn_output_signature=(tf.string, tf.int32))
+    contents, labels = source.read(indices)
     sizes = image_headers.image_sizes(contents)
     return decode.decode_boxes(contents, sizes, boxes_of(sizes, *more), size, within_box), labels
 

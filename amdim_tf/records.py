@@ -102,10 +102,10 @@ def scan(files: list[str], class_names: tuple[str, ...]) -> Index:
     )
 
 
-def parse_example(example):
-    """(encoded image, int32 label) of a tf.train.Example with `image` and, maybe, `label`."""
-    features = tf.io.parse_single_example(
-        example,
+def parse_examples(examples):
+    """(encoded images, int32 labels) of tf.train.Examples with `image` and, maybe, `label`."""
+    features = tf.io.parse_example(
+        examples,
         {
             "image": tf.io.FixedLenFeature([], tf.string),
             "label": tf.io.FixedLenFeature([], tf.int64, default_value=-1),
@@ -118,17 +118,18 @@ def source(index: Index, config: DataConfig, files_as_files: bool = False) -> So
     """The examples of an index; with `files_as_files` the images stay encoded."""
     skipped = SkippedImages(len(index), config.max_bad_images)
 
-    def read(number):
-        example = tf.numpy_function(index.read, [number], tf.string, stateful=False)
-        image, label = parse_example(tf.ensure_shape(example, []))
+    def parse(examples, numbers):
+        del numbers
+        images, labels = parse_examples(examples)
         known = tf.debugging.Assert(
-            (label < len(index.class_names)) | (label < 0), ["expected a class of the index", label]
+            tf.reduce_all(labels < len(index.class_names)),
+            ["expected a class of the index", labels],
         )
         with tf.control_dependencies([known]):
-            return tf.identity(image), tf.identity(label)
+            return tf.identity(images), tf.identity(labels)
 
     encoded = EncodedSource(
-        len(index), read, index.name_of, index.file_of, index.class_names, skipped
+        len(index), index.read, parse, index.name_of, index.file_of, index.class_names, skipped
     )
     return encoded if files_as_files else in_memory(encoded) or encoded
 

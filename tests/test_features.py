@@ -184,10 +184,9 @@ def test_pixels_are_means_of_squares(size):
 def test_images_that_cannot_be_decoded_are_left_out(tmp_path):
     files = [encoded(picture(40, 40, seed)) for seed in range(5)]
     files[1] = b"\xff\xd8\xff not a picture"
-    contents = tf.constant(files)
     source = EncodedSource(
-        5, lambda index: (contents[index], tf.cast(index, tf.int32)), str, str, ("a",) * 5,
-        SkippedImages(5, 0.5),
+        5, files.__getitem__, lambda stored, index: (stored, tf.cast(index, tf.int32)), str, str,
+        ("a",) * 5, SkippedImages(5, 0.5),
     )  # fmt: skip
     found = features.cached_features(tmp_path / "set", "key", _Counting(), source, CONFIG, "test")
     assert found.labels.tolist() == [0, 2, 3, 4]
