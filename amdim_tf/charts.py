@@ -24,6 +24,8 @@ MOST_SHOWN = 1e15
 # Beyond this many classes their names cannot be read beside a matrix.
 _NAMED_CLASSES = 40
 _PICTURES_IN_A_ROW = 9
+# What rows of a history have beside accuracies.
+PLACES = frozenset({"step", "hours"})
 
 
 # What each format would note of its making, left out so that the same figure has the same bytes.
@@ -109,17 +111,19 @@ def neighbours(query: np.ndarray, found: list[tuple[str, np.ndarray | None]], pa
 
 
 def learning_curve(history: list[dict[str, float]], path: pathlib.Path) -> None:
-    """Accuracy of each probe against the training step.
+    """Accuracy of each probe against the hours of training, or the step where they are not known.
 
     Args:
-        history: rows with "step" and one accuracy per probe, where it was measured.
+        history: rows with "step", maybe "hours", and one accuracy per probe, where it was measured.
         path: of the PNG.
     """
-    names = list(dict.fromkeys(name for row in history for name in row if name != "step"))
+    x = "hours" if all("hours" in row for row in history) else "step"
+    probes = dict.fromkeys(name for row in history for name in row if name not in PLACES)
     series = {
-        name: [(row["step"], 100 * row[name]) for row in history if name in row] for name in names
+        name: [(row[x], 100 * row[name]) for row in history if name in row] for name in probes
     }
-    lines(series, "training step", "test accuracy, %", "Accuracy during training", path)
+    described = {"hours": "hours of training", "step": "training step"}[x]
+    lines(series, described, "test accuracy, %", "Accuracy during training", path)
 
 
 def lines(series: dict[str, list[tuple]], x: str, y: str, title: str, path: pathlib.Path) -> None:

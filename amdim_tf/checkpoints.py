@@ -117,8 +117,11 @@ class Checkpoints:
                 _retry(path, checkpoint_files.write, self._directory, step, groups, facts)
             checkpoint_files.keep(self._directory, self._kept, self._keep_every)
 
-    def restore_latest(self) -> Restored | None:
+    def restore_latest(self, step: int | None = None) -> Restored | None:
         """Restores the newest checkpoint that is whole; None where there is none yet.
+
+        Args:
+            step: restore the checkpoint of this step, and no other.
 
         Raises:
             UserError: where all are damaged, or one is whole but of another model.
@@ -127,7 +130,7 @@ class Checkpoints:
             removed = False
             for _ in range(_READ_ATTEMPTS):
                 try:
-                    restored = self._restore()
+                    restored = self._restore(step)
                 except FileNotFoundError:  # removed to make room for a newer one
                     removed = True
                     continue
@@ -140,9 +143,14 @@ class Checkpoints:
                 f"{self._directory}: expected checkpoints that stay while they are read."
             )
 
-    def _restore(self) -> Restored | None:
-        damaged = []
-        for step in reversed(checkpoint_files.steps_in(self._directory)):
+    def _restore(self, only: int | None) -> Restored | None:
+        damaged, there = [], checkpoint_files.steps_in(self._directory)
+        if only is not None and there and only not in there:
+            raise UserError(
+                f"--step: expected a step of which there is a checkpoint: "
+                f"{', '.join(map(str, there))}. Received: {only}."
+            )
+        for step in reversed(there if only is None else [only] * (only in there)):
             path = checkpoint_files.path_of(self._directory, step)
             try:
                 arrays = self._read(step, path)
@@ -278,12 +286,13 @@ def _set_keras(data_format: str, floatx: str, policy) -> None:
     keras.config.set_dtype_policy(policy)
 
 
-def load_model(model_dir, step_wanted: bool = False):
+def load_model(model_dir, step_wanted: bool = False, step: int | None = None):
     """The model of a training run, with the weights of its newest checkpoint.
 
     Args:
         model_dir: a directory that `amdim_tf.train` has written.
         step_wanted: return (model, step) instead of the model.
+        step: take the checkpoint of this step, and no other.
 
     Returns:
         A keras.Model with `encode(images, training=False)`.
@@ -291,7 +300,7 @@ def load_model(model_dir, step_wanted: bool = False):
     config, facts = config_file.load(config_file.path_in(model_dir))
     with _keras_settings("float32"):
         model = AMDIM(config, len(facts["classes"]))
-    restored = Checkpoints(model_dir, model).restore_latest()
+    restored = Checkpoints(model_dir, model).restore_latest(step)
     if restored is None:
         raise UserError(
             f"{config_file.checkpoints_in(model_dir)}: expected a checkpoint; there is none. "

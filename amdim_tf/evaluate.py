@@ -16,6 +16,7 @@ import sys
 from absl import flags
 
 from amdim_tf import cli_flags
+from amdim_tf.errors import UserError
 
 flags.DEFINE(cli_flags.PATH, "model_dir", None, "Directory of the training run.")
 flags.DEFINE_string("dataset", "", "Data set to evaluate on; by default the run's own.")
@@ -65,6 +66,12 @@ flags.DEFINE(
     "For segmentation on a folder: a directory with a PNG file for each test image, at the same "
     "place below it, in which each colour is a segment.",
 )
+flags.DEFINE_integer(
+    "step",
+    None,
+    "Evaluate the checkpoint of this step, which --keep_every has kept, instead of the newest.",
+    lower_bound=0,
+)
 flags.DEFINE_bool(
     "watch", False, "Evaluate the newest checkpoint of a running training, until its last step."
 )
@@ -91,8 +98,11 @@ def main() -> None:
         probe_epochs=given.probe_epochs,
         recalibrate=given.recalibrate_batch_norm,
         seed=given.probe_seed,
+        step=given.step,
         command=shlex.join(["python", "-m", "amdim_tf.evaluate", *sys.argv[1:]]),
     )
+    if given.watch and given.step is not None:
+        raise UserError(f"--watch: expected without --step. Received: --step={given.step}.")
     if given.watch:
         evaluation.wait_for_run(model_dir)
     cli_flags.check_flags_of_run(model_dir)

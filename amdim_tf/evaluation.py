@@ -26,6 +26,7 @@ from amdim_tf import (
     recalibration,
     segmentation_probe,
     sources,
+    summaries,
 )
 from amdim_tf import config as config_lib
 from amdim_tf.config import Config
@@ -59,6 +60,7 @@ class EvaluationSettings:
         probe_epochs: of augmented training; 0: the reference's number for the data set.
         recalibrate: training images whose batch-norm statistics replace the running ones; 0: none.
         seed: of held-out images, draws, classifiers, and of the images to recalibrate on.
+        step: of the checkpoint to evaluate; None for the newest.
         command: the command line, for the record.
     """
 
@@ -73,6 +75,7 @@ class EvaluationSettings:
     probe_epochs: float = 0.0
     recalibrate: int = 0
     seed: int = 0
+    step: int | None = None
     command: str = ""
 
     def __post_init__(self):
@@ -113,14 +116,14 @@ class _Splits:
 
 
 def evaluate(settings: EvaluationSettings) -> dict[str, Any]:
-    """Evaluates the newest checkpoint of a run.
+    """Evaluates a checkpoint of a run.
 
     Returns:
         What is written to MODEL_DIR/evaluation/DATASET.json, without what stays of earlier
         evaluations.
     """
     config = _evaluation_config(settings)
-    model, step = checkpoints.load_model(settings.model_dir, step_wanted=True)
+    model, step = checkpoints.load_model(settings.model_dir, True, settings.step)
     splits = _load_splits(settings, config)
     return _evaluate_step(settings, config, splits, model, step)
 
@@ -225,6 +228,7 @@ def _evaluate_step(settings, config: Config, splits: _Splits | None, model: AMDI
         "data_dir": os.path.abspath(config.data.data_dir) if config.data.data_dir else "",
         "trained_on": config_file.load(config_file.path_in(settings.model_dir))[0].data.dataset,
         "step": step,
+        "training_hours": summaries.training_hours(settings.model_dir, step),
         "weights_sha256": features.weights_digest(model),
         "seed": settings.seed,
         "probe_training": "augmented" if settings.augmented else "cached",

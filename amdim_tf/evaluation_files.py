@@ -40,7 +40,7 @@ def _write(model_dir: pathlib.Path, directory: pathlib.Path, results: dict[str, 
     document = json.dumps(_with_earlier(results, path), indent=2) + "\n"
     safe_files.write_whole(path, document.encode())
     history = comparable(_extend_history(directory / f"{dataset}_history.csv", results), results)
-    if any(len(row) > 1 for row in history):
+    if any(row.keys() - charts.PLACES for row in history):
         charts.learning_curve(history, directory / f"{dataset}_curve.png")
     confusion = results.get("linear", results.get("mlp", {})).get("confusion")
     picture = directory / f"{dataset}_confusion.png" if confusion else None
@@ -180,8 +180,10 @@ def _extend_history(path: pathlib.Path, results: dict[str, Any]) -> list[dict]:
     rows = {(row["conditions"], row["step"]): row for row in there}
     place = {"step": results["step"], "conditions": conditions_of(results)}
     key = (place["conditions"], place["step"])
+    hours = results.get("training_hours")
+    measured = accuracies(results) if hours is None else {"hours": hours, **accuracies(results)}
     # What an earlier evaluation of the same step measured beside this one's probes stays.
-    rows[key] = {**place, **rows.get(key, {}), **accuracies(results)}
+    rows[key] = {**place, **rows.get(key, {}), **measured}
     ordered = [rows[key] for key in sorted(rows)]
     names = list(dict.fromkeys(name for row in ordered for name in row))
     text = io.StringIO()

@@ -91,10 +91,8 @@ class MetricsLog:
 
     def _keep_rows_up_to(self, step: int) -> None:
         try:
-            text = safe_files.read_limited(self._path, _MOST_BYTES).decode(errors="replace")
-            rows = csv.DictReader(io.StringIO(text, newline=""))
-            names = list(rows.fieldnames or [])
-            kept = [row for row in rows if _is_whole(row) and int(row["step"]) <= step]
+            names, rows = _read_metrics(self._path)
+            kept = [row for row in rows if int(row["step"]) <= step]
         except (OSError, csv.Error):
             names = []
         if not {"step", "seconds"} <= set(names) or len(set(names)) != len(names):
@@ -142,6 +140,31 @@ class MetricsLog:
     def close(self) -> None:
         """Closes the TensorBoard log."""
         self._events.close()
+
+
+def _read_metrics(path: pathlib.Path) -> tuple[list[str], list[dict[str, str]]]:
+    """Names of the columns of a metrics.csv, and its whole rows."""
+    text = safe_files.read_limited(path, _MOST_BYTES).decode(errors="replace")
+    rows = csv.DictReader(io.StringIO(text, newline=""))
+    return list(rows.fieldnames or []), [row for row in rows if _is_whole(row)]
+
+
+def training_hours(model_dir, step: int) -> float | None:
+    """How long a run has trained until a step, by its metrics.csv; None where that does not tell.
+
+    Between two rows the time is shared out evenly, and after the last as it was before it.
+    """
+    try:
+        _, rows = _read_metrics(pathlib.Path(model_dir) / "metrics.csv")
+    except (OSError, csv.Error):
+        return None
+    points = [(0, 0.0), *((int(row["step"]), float(row["seconds"])) for row in rows)]
+    if step < 1 or len(points) < 2 or points[-1][0] < 1:
+        return None
+    (last_step, last_seconds) = points[-1]
+    if step > last_step:
+        points.append((step, last_seconds * step / last_step))
+    return float(np.interp(step, *zip(*points, strict=True))) / 3600
 
 
 def _is_whole(row: dict[str, str]) -> bool:

@@ -37,6 +37,17 @@ def test_learning_curve_is_the_same_for_the_same_numbers(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["first.png", "second.png"]
 
 
+def test_learning_curve_has_hours_where_they_are_known(tmp_path):
+    charts.learning_curve(HISTORY, tmp_path / "steps.png")
+    with_hours = [{**row, "hours": row["step"] / 60} for row in HISTORY]
+    charts.learning_curve(with_hours, tmp_path / "hours.png")
+    charts.learning_curve([with_hours[0], HISTORY[1]], tmp_path / "mixed.png")
+    steps, hours, mixed = (
+        (tmp_path / f"{name}.png").read_bytes() for name in ("steps", "hours", "mixed")
+    )
+    assert steps != hours and steps == mixed
+
+
 def test_a_full_disk_leaves_the_chart_before(tmp_path):
     path = tmp_path / "curve.png"
     charts.learning_curve(HISTORY, path)

@@ -11,6 +11,7 @@ from test_train import TINY, refused, run
 
 from amdim_tf import checkpoints, config_file, evaluation, evaluation_files, policies
 from amdim_tf import config as config_lib
+from amdim_tf.errors import UserError
 from amdim_tf.feature_splits import Features
 from amdim_tf.linear_adam import linear_accuracy
 
@@ -188,6 +189,28 @@ def test_the_run_s_own_copy_of_its_policy_is_used(tmp_path):
     assert evaluation._evaluation_config(settings).views.policy == str(tmp_path / "policy.json")
 
 
+def test_a_kept_checkpoint_can_be_evaluated_by_its_step(tmp_path, monkeypatch):
+    config = config_lib.make({"ndf": 2, "n_rkhs": 8, "n_depth": 1})
+    model = checkpoints.build_model(config, 0)
+    config_file.save(config, config_file.path_in(tmp_path), {"classes": [], "images": 20})
+    kept = checkpoints.Checkpoints(tmp_path, model, kept=3)
+    bias = next(v for v in model.encoder.trainable_variables if v.path.endswith("bias"))
+    for step in (10, 20, 30):
+        bias.assign(np.full(bias.shape, step))
+        kept.save(step)
+    (tmp_path / "metrics.csv").write_text("step,seconds\n10,3600\n30,10800\n")
+    monkeypatch.setattr(evaluation, "_load_splits", lambda *_: None)  # no images needed
+    digests = {}
+    for step in (20, None):
+        results = evaluation.evaluate(evaluation.EvaluationSettings(str(tmp_path), step=step))
+        digests[results["step"]] = results["weights_sha256"]
+    assert list(digests) == [20, 30] and digests[20] != digests[30]
+    history = evaluation_files.read_history(tmp_path / "evaluation" / "scenes_history.csv")
+    assert [(row["step"], row["hours"]) for row in history] == [(20, 2.0), (30, 3.0)]
+    with pytest.raises(UserError, match=r"--step: expected .*: 10, 20, 30\. Received: 25\."):
+        evaluation.evaluate(evaluation.EvaluationSettings(str(tmp_path), step=25))
+
+
 def test_a_run_without_checkpoint_cannot_be_probed(tmp_path):
     config_file.save(config_lib.Config(), config_file.path_in(tmp_path), {"classes": []})
     assert "expected a checkpoint" in refused("evaluate", f"--model_dir={tmp_path}")
@@ -206,6 +229,7 @@ def test_a_run_without_checkpoint_cannot_be_probed(tmp_path):
         (["--model_dir=NOWHERE", "--mask_dir=masks"], "--mask_dir: expected beside"),
         (["--model_dir=NOWHERE", "--probes=segmentation", "--baselines=pixels"], "--baselines"),
         (["--model_dir=/dev/null/run", "--watch"], "/dev/null is a file"),
+        (["--model_dir=NOWHERE", "--watch", "--step=3"], "--watch: expected without --step"),
     ],
 )
 def test_mistakes_get_one_line(flags, named, tmp_path):

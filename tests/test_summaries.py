@@ -11,7 +11,7 @@ import tensorflow as tf
 from tensorboard.backend.event_processing import plugin_event_accumulator
 
 from amdim_tf.errors import UserError
-from amdim_tf.summaries import MetricsLog, Window, average, image_grid
+from amdim_tf.summaries import MetricsLog, Window, average, image_grid, training_hours
 
 
 def _events(directory):
@@ -38,6 +38,18 @@ def test_a_pipe_in_the_place_of_metrics_is_not_waited_for(tmp_path):
     with pytest.raises(OSError):
         log.write(2, {"loss": 1.0}, 1.0)
     log.close()
+
+
+def test_hours_of_training_until_a_step(tmp_path):
+    assert training_hours(tmp_path, 5) is None
+    log = MetricsLog(tmp_path, 0)
+    log.write(10, {"loss": 1.0}, 3600)
+    log.write(20, {"loss": 1.0}, 7200)
+    log.close()
+    assert [training_hours(tmp_path, step) for step in (5, 10, 15, 20, 40)] == [0.5, 1, 2, 3, 6]
+    assert training_hours(tmp_path, 0) is None
+    (tmp_path / "metrics.csv").write_text("nothing of ours")
+    assert training_hours(tmp_path, 5) is None
 
 
 def test_average_of_figures_and_counts():
