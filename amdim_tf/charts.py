@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pathlib
+import warnings
 
 import matplotlib
 import numpy as np
@@ -38,7 +39,9 @@ _UNDATED = {
 def save(figure, path: pathlib.Path) -> None:
     """Writes a file, whole or not at all: PNG or PDF by its suffix."""
     kind, contents = path.suffix[1:], io.BytesIO()
-    figure.savefig(contents, format=kind, dpi=DPI, metadata=_UNDATED[kind])
+    with warnings.catch_warnings():  # a box takes the place of letters that the font does not have
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        figure.savefig(contents, format=kind, dpi=DPI, metadata=_UNDATED[kind])
     safe_files.write_whole(path, contents.getvalue())
 
 
@@ -48,13 +51,20 @@ def _save(figure, path: pathlib.Path) -> None:
     pyplot.close(figure)
 
 
-def drawable(text: str) -> str:
-    """A text that matplotlib shows: names of files may have bytes that are no Unicode.
+def drawable(text: str, most: int = 60) -> str:
+    """A text that matplotlib shows: names of files may have bytes that are no Unicode, and lines.
 
-    Of names that begin with an underscore it makes no entry in a legend.
+    One of more than `most` letters is cut. Of names that begin with an underscore it makes no
+    entry in a legend.
     """
-    text = text.encode(errors="replace").decode()
+    text = one_line(text.encode(errors="replace").decode())
+    text = text if len(text) <= most else text[: most - 1] + "…"
     return f" {text}" if text.startswith("_") else text
+
+
+def one_line(text: str) -> str:
+    """A text with a space for every tab and line end."""
+    return " ".join(text.splitlines()).replace("\t", " ")
 
 
 def confusion_matrix(confusion: list[list[int]], classes: list[str], path: pathlib.Path) -> None:

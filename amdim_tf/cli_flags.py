@@ -18,13 +18,14 @@ from typing import Any
 from absl import app, flags, logging
 
 from amdim_tf import config as config_lib
-from amdim_tf import config_file
+from amdim_tf import signals
 from amdim_tf.config import SETTINGS, Config
-from amdim_tf.errors import Interrupted, LostWorker, UserError
+from amdim_tf.errors import Interrupted, UserError
+
+with signals.kept_from_threads():  # those of NumPy, which it imports
+    from amdim_tf import config_file
 
 FLAGS = flags.FLAGS
-# Exit code of a run that was stopped by a signal and has saved its state.
-INTERRUPTED_CODE = 75
 
 
 class _ListParser(flags.ArgumentParser):
@@ -199,7 +200,7 @@ def import_tensorflow_quietly() -> None:
         # TensorFlow leaves oneDNN off on processors without AVX512-VNNI, where it is faster too.
         os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
     saved = os.dup(2)
-    with tempfile.TemporaryFile() as notes:
+    with tempfile.TemporaryFile() as notes, signals.kept_from_threads():
         os.dup2(notes.fileno(), 2)
         try:
             import tensorflow as tf
@@ -220,12 +221,13 @@ if not os.path.exists("/proc/driver/nvidia"):
     _STARTUP_NOTE = re.compile(_STARTUP_NOTE.pattern + r"|failed call to cuInit")
 
 
-def run(main: Callable[..., None], words: int | None = 0) -> None:
+def run(main: Callable[..., None], words: int | None = 0, at_once: bool = False) -> None:
     """Parses the command line, runs `main`, and turns a UserError into one line and exit code 2.
 
     Args:
         main: the program; it gets the words beside the flags as arguments.
         words: how many words beside flags the program takes; None for any number.
+        at_once: end the process when `main` has ended, without waiting for TensorFlow's threads.
     """
     _open_standard_streams()
 
@@ -251,31 +253,37 @@ def run(main: Callable[..., None], words: int | None = 0) -> None:
 
     def guarded_main(argv):
         logging.set_verbosity(logging.WARNING)
-        try:
-            main(*argv[1:])
-            sys.stdout.flush()
-        except LostWorker as error:
-            code = _error_line(error)
+        code = _code_of(main, argv[1:])
+        if at_once:
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)
-        except UserError as error:
-            sys.exit(_error_line(error))
-        except OSError as error:
-            # Whatever is still to be printed would fail again, and not in one line.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            if isinstance(error, BrokenPipeError):  # whoever read the output has left
-                sys.exit(128 + signal.SIGPIPE)
-            name = error.filename or "a file, or standard output"
-            remedy = _REMEDIES.get(error.errno, "")
-            sys.exit(_error_line(f"{name}: {error.strerror or error}.{remedy}"))
-        except KeyboardInterrupt:
-            sys.exit(128 + signal.SIGINT)
-        except Interrupted as notice:
-            print(notice, file=sys.stderr)
-            sys.exit(INTERRUPTED_CODE)
+        sys.exit(code)
 
     app.run(guarded_main, flags_parser=parse)
+
+
+def _code_of(main: Callable[..., None], words: list[str]) -> int:
+    """Runs a program; returns its exit code, after a line that tells why where it is not 0."""
+    try:
+        main(*words)
+        sys.stdout.flush()
+    except UserError as error:
+        return _error_line(error)
+    except OSError as error:
+        # Whatever is still to be printed would fail again, and not in one line.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):  # whoever read the output has left
+            return 128 + signal.SIGPIPE
+        name = error.filename or "a file, or standard output"
+        remedy = _REMEDIES.get(error.errno, "")
+        return _error_line(f"{name}: {error.strerror or error}.{remedy}")
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except Interrupted as notice:
+        print(notice, file=sys.stderr)
+        return signals.STOPPED_CODE
+    return 0
 
 
 _REMEDIES = {

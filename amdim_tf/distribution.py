@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-from typing import Any, NamedTuple
+import zlib
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from amdim_tf import microbatches
-from amdim_tf.config import Config, DistributionConfig
-from amdim_tf.errors import LostWorker, UserError
-
-
-class Cluster(NamedTuple):
-    """What TF_CONFIG says, as far as it matters here."""
-
-    addresses: tuple[str, ...]  # of all workers, the chief first
-    worker: int  # which of them this process is
+from amdim_tf import clusters, microbatches
+from amdim_tf.clusters import Cluster
+from amdim_tf.config import Config, DistributionConfig, settings_of, shown
+from amdim_tf.errors import UserError
+from amdim_tf.signals import StopSignals
 
 
 class Distribution(NamedTuple):
@@ -66,16 +61,20 @@ def _is_tpu(strategy) -> bool:
     return isinstance(strategy, tf.distribute.TPUStrategy)
 
 
-def resolve(config: Config) -> Distribution:
+def resolve(config: Config, stop: StopSignals | None = None) -> Distribution:
     """Finds the devices, and checks that the batch can be divided among them.
 
     It has to come before the first operation: devices cannot be split, and workers cannot connect,
     once TensorFlow has begun.
+
+    Args:
+        config: the run's settings.
+        stop: what ends the wait for other workers.
     """
     settings = config.distribution
     kind, cluster = _kind_of(settings), None
     if kind == "multi_worker":
-        cluster = parse_cluster(os.environ.get("TF_CONFIG", ""))
+        cluster = clusters.parse(os.environ.get("TF_CONFIG", ""))
     if kind == "tpu":
         strategy = _tpu_strategy(settings.tpu)
         check_batch(config, strategy.num_replicas_in_sync)
@@ -87,7 +86,7 @@ def resolve(config: Config) -> Distribution:
     if settings.replicas > 1:
         _split_cpu(settings.replicas)
     if cluster and workers * len(devices) > 1:
-        strategy = _multi_worker_strategy(settings.replicas, cluster)
+        strategy = _multi_worker_strategy(settings.replicas, cluster, stop or StopSignals())
         return Distribution(strategy, cluster.worker, workers, compiled)
     if len(devices) > 1:
         return Distribution(tf.distribute.MirroredStrategy(devices), compiled=compiled)
@@ -129,8 +128,16 @@ def check_batch(config: Config, replicas: int) -> None:
     most = min(config.distribution.microbatch or share, share)
     unit, why = replicas, f"the {replicas} replicas"
     if batch % replicas == 0:
+        at_a_time = microbatches.size_of(share, most)
+        if at_a_time == 1 and config.distribution.batch_norm == "per_replica":
+            flag, value = ("microbatch", most) if share > 1 else ("batch_size", batch)
+            raise UserError(
+                f"--{flag}: expected at least 2 images of each replica at a time, for batch norm "
+                f"to have statistics; or --batch_norm=synchronized. Received: {value} for "
+                f"{replicas} replicas and batches of {batch}."
+            )
         # Far smaller microbatches than asked for would be slow, and have poor statistics.
-        if 2 * microbatches.size_of(share, most) >= most:
+        if 2 * at_a_time >= most:
             return
         unit *= most
         why += f" times --microbatch={most}, or one with a divisor near it"
@@ -169,51 +176,17 @@ def _tpu_strategy(name: str) -> tf.distribute.Strategy:
     return tf.distribute.TPUStrategy(resolver)
 
 
-def parse_cluster(text: str) -> Cluster:
-    """The workers that the value of TF_CONFIG names."""
-
-    def refuse(received) -> UserError:
-        return UserError(
-            'TF_CONFIG: expected {"cluster": {"worker": ["HOST:PORT", ...]}, "task": {"type": '
-            f'"worker", "index": NUMBER}}}} in the environment. Received: {received}.'
-        )
-
-    if not text:
-        raise refuse("nothing")
-    try:
-        document = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise refuse(f"{text[:200]} ({error})") from None
-    cluster = document.get("cluster") if isinstance(document, dict) else None
-    task = document.get("task") if isinstance(document, dict) else None
-    if not isinstance(cluster, dict) or not isinstance(task, dict):
-        raise refuse(text[:200])
-    others = set(cluster) - {"chief", "worker"}
-    if others or not all(_is_addresses(value) for value in cluster.values()):
-        raise refuse(f"the cluster {json.dumps(cluster)[:200]}")
-    places = [(job, number) for job in ("chief", "worker") for number in _numbers(cluster, job)]
-    place = (task.get("type"), task.get("index"))
-    if place not in places:
-        raise refuse(f"the task {json.dumps(task)[:200]}, which is none of the cluster's")
-    addresses = tuple(cluster[job][number] for job, number in places)
-    return Cluster(addresses, places.index(place))
-
-
-def _is_addresses(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(one, str) and ":" in one for one in value)
-
-
-def _numbers(cluster: dict[str, Any], job: str) -> range:
-    return range(len(cluster.get(job, ())))
-
-
-def _multi_worker_strategy(replicas: int, cluster: Cluster) -> tf.distribute.Strategy:
+def _multi_worker_strategy(
+    replicas: int, cluster: Cluster, stop: StopSignals
+) -> tf.distribute.Strategy:
     """TensorFlow's engine for several machines; all of them have to be there."""
+    clusters.meet(cluster, stop)
     try:
-        with _cpu_devices(replicas):
+        # TensorFlow takes SIGTERM when it connects, and cannot be interrupted.
+        with _cpu_devices(replicas), stop.held_back():
             return tf.distribute.MultiWorkerMirroredStrategy()
     except tf.errors.OpError as error:
-        raise LostWorker(
+        raise UserError(
             f"TF_CONFIG: expected to reach the workers {', '.join(cluster.addresses)}, as "
             f"{cluster.addresses[cluster.worker]}. Received: "
             f"{error.message.strip().splitlines()[0][:300]}. Start all workers again."
@@ -241,11 +214,40 @@ def _cpu_devices(replicas: int):
         engine.CollectiveAllReduceExtended._initialize_local_devices = before
 
 
-def values_of_workers(strategy: tf.distribute.Strategy, value: int) -> np.ndarray:
-    """An int of each replica, in order; all workers wait for each other here."""
+def values_of_workers(strategy: tf.distribute.Strategy, *values: int) -> np.ndarray:
+    """Some ints of each replica, [replicas, n], in order; all workers wait for each other here."""
 
     def gather():
-        return tf.distribute.get_replica_context().all_gather(tf.constant([value]), axis=0)
+        return tf.distribute.get_replica_context().all_gather(tf.constant([values]), axis=0)
 
     everything = tf.function(lambda: strategy.run(gather))()
     return strategy.experimental_local_results(everything)[0].numpy()
+
+
+# What workers may have different values of: images can lie elsewhere on each machine.
+_OWN_SETTINGS = frozenset({"data_dir", "max_bad_images", "tpu", "profile_steps"})
+
+
+def check_same_settings(devices: Distribution, config: Config, images: int) -> None:
+    """Refuses workers whose settings or images differ: each would train another model.
+
+    Args:
+        devices: of the run; one worker always agrees with itself.
+        config: this worker's settings.
+        images: how many it has to learn from.
+    """
+    if devices.workers == 1:
+        return
+    settings = settings_of(config)
+    shared = {name: shown(settings[name]) for name in settings.keys() - _OWN_SETTINGS}
+    given = [f"--{name}={shared[name]}" for name in sorted(shared)]
+    given.append(f"{images} images in --data_dir")
+    digests = [zlib.crc32(text.encode()) // 2 for text in given]  # that int32 has
+    found = values_of_workers(devices.strategy, *digests)  # [replicas, n]
+    different = [text for text, column in zip(given, found.T, strict=True) if len(set(column)) > 1]
+    if different:
+        raise UserError(
+            f"TF_CONFIG: expected all {devices.workers} workers to have the same settings. "
+            f"Received on worker {devices.worker}: {', '.join(different)}; on others: something "
+            "else. Start all of them with the same flags."
+        )

@@ -38,7 +38,7 @@ def principal_components(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return places * signs, variances[order] / max(variances.sum(), 1e-12)
 
 
-def draw(gallery: Gallery):
+def draw(gallery: Gallery, dataset: str):
     """The plane of the two principal components of f1, a colour and marker per class."""
     places, shares = principal_components(gallery.f1)
     figure, axes = pyplot.subplots(figsize=(7.5, 6), layout="constrained")
@@ -58,7 +58,7 @@ def draw(gallery: Gallery):
     axes.set(
         xlabel=f"first principal component ({100 * shares[0]:.1f}% of the variance)",
         ylabel=f"second ({100 * shares[1]:.1f}%)",
-        title=f"f1 of {len(places)} images",
+        title=f"f1 of {len(places)} images of {dataset}",
     )
     axes.grid(alpha=0.3)
     if named:
@@ -81,7 +81,8 @@ def write_projector(gallery: Gallery, directory: pathlib.Path) -> None:
     writer = csv.writer(labels, delimiter="\t", lineterminator="\n")
     writer.writerow(["class", "number"])
     names = (gallery.name(number) or "none" for number in range(len(gallery.labels)))
-    writer.writerows((name, number) for number, name in enumerate(names))
+    # The projector reads line by line, whatever is quoted.
+    writer.writerows((charts.one_line(name), number) for number, name in enumerate(names))
     safe_files.write_whole(directory / "labels.tsv", labels.getvalue().encode(errors="replace"))
     sheet = tf.io.encode_png(sprite_sheet(pictures)).numpy()
     safe_files.write_whole(directory / "sprites.png", sheet)

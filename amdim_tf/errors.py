@@ -15,13 +15,6 @@ class UserError(Exception):
     """
 
 
-class LostWorker(UserError):
-    """Another worker of the run is gone. The program has to end without ceremony.
-
-    TensorFlow would wait for that worker when it is shut down.
-    """
-
-
 class Interrupted(Exception):
     """The user or the system asked the program to stop, and it has stopped in good order."""
 

@@ -238,12 +238,13 @@ def _evaluate_step(settings, config: Config, splits: _Splits | None, model: AMDI
         "command": settings.command,
         "baselines": {},
     }
-    if splits:
-        results |= _classify(settings, config, splits, model)
-    if "segmentation" in settings.probes:
+    if "segmentation" in settings.probes:  # first: a bad mask shows before classifiers are trained
         results["segmentation"] = segmentation_probe.evaluate(
             model, config, settings.mask_dir, settings.seed
         )
+        results["images_sha256"] = ["", _key_of(sources.load(config.data, "test"), config)]
+    if splits:
+        results |= _classify(settings, config, splits, model)
     evaluation_files.print_table(results)
     evaluation_files.write(settings.model_dir, results)
     return results
@@ -270,12 +271,17 @@ def _classify(settings, config: Config, splits: _Splits, model: AMDIM) -> dict[s
             results |= {"train_images": len(train.labels), "test_images": len(test.labels)}
             results["skipped_images"] = _skipped(splits, train, test)
             results["images_sha256"] = [
-                features.features_key("", source, config) for source in (splits.train, splits.test)
+                _key_of(source, config) for source in (splits.train, splits.test)
             ]
             results |= {**found, "baselines": {}}
         else:
             results["baselines"][name] = found
     return results
+
+
+def _key_of(source: Source, config: Config) -> str:
+    """What tells the images of a split, as they are evaluated, from others."""
+    return features.features_key("", source, config)
 
 
 def _skipped(splits: _Splits, train: Features, test: Features) -> dict[str, int]:

@@ -16,7 +16,7 @@ from amdim_tf.errors import UserError, tensorflow_reason, warn
 _MOST_TABLE_BYTES = 2**28
 # What results of one file have in common, beside what `conditions_of` tells.
 _SHARED = ("weights_sha256", "step", "seed", "trained_on")
-_OF_CLASSIFIERS = ("classes", "train_images", "test_images", "images_sha256")
+_OF_CLASSIFIERS = ("classes", "train_images", "test_images")
 _SIDE = features.PIXELS_SIDE
 _DESCRIBED = {"untrained": "untrained encoder", "pixels": f"raw pixels, {_SIDE}x{_SIDE}"}
 
@@ -68,6 +68,7 @@ def _with_earlier(results: dict[str, Any], path: pathlib.Path) -> dict[str, Any]
             alike &= earlier.get(name) == results.get(name) or not (
                 earlier.get(name) and results.get(name)
             )
+        alike &= _same_images(earlier.get("images_sha256"), results.get("images_sha256"))
         if not alike or conditions_of(earlier) != conditions_of(results):
             return results
         baselines = {
@@ -80,6 +81,12 @@ def _with_earlier(results: dict[str, Any], path: pathlib.Path) -> dict[str, Any]
         return {**merged, "classes": results["classes"] or earlier["classes"]}
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return results  # there is none, or none of ours
+
+
+def _same_images(earlier: list[str] | None, now: list[str] | None) -> bool:
+    """Whether digests of the training and the test images agree, where both are known."""
+    pairs = zip(earlier or ["", ""], now or ["", ""], strict=True)
+    return all(one == other or not one or not other for one, other in pairs)
 
 
 def accuracies(found: dict[str, Any]) -> dict[str, float]:

@@ -122,14 +122,15 @@ class _Figures:
             return views.normalize(self._config.views, images)
 
         phi7_of = retrieval_figure.phi7_function(self._model, normalize, gallery.pictures)
-        found = retrieval_figure.retrieve(gallery, queries, phi7_of)
+        found = retrieval_figure.retrieve(gallery, queries, self._model.antecedents, phi7_of)
         return retrieval_figure.draw(gallery, found)
 
     def similarity(self):
         """Features of one view compared with the cells of the other."""
         pictures, encoded = self._pairs()
         found = pair_figures.similarities(
-            *({name: part[name] for name in ("phi1", "phi5", "phi7")} for part in encoded)
+            *({name: part[name] for name in ("phi5", "phi7")} for part in encoded),
+            self._model.antecedents(encoded[0]["f1"]),
         )
         return pair_figures.draw_similarities(*pictures, found)
 
@@ -148,7 +149,7 @@ class _Figures:
         )  # fmt: skip
         directory = pathlib.Path(self._settings.model_dir) / "logs" / "projector"
         embedding_figure.write_projector(few, directory)
-        return embedding_figure.draw(few)
+        return embedding_figure.draw(few, self._config.data.dataset)
 
     def _pairs(self, in_a_row: int = 1):
         """(pictures, encodings), each of two augmented views of test images."""
@@ -210,7 +211,15 @@ def _two_views(source: Source, config: Config, flag: str, number: int, images_ea
         )
     training = dataclasses.replace(config.training, batch_size=number * images_each)
     config = dataclasses.replace(config, training=training)
-    batch = next(iter(input_pipeline.training_batches(source, config, 0, 1)))
+    try:
+        batch = next(iter(input_pipeline.training_batches(source, config, 0, 1)))
+    except tf.errors.InvalidArgumentError:  # so many bad images that none could take their place
+        names = source.skipped.names
+        raise UserError(
+            f"--data_dir: expected images. Received: {len(names)} that cannot be decoded, the "
+            f"first being {names[0]}."
+        ) from None
+    source.skipped.check()
     return batch["view1"], batch["view2"]
 
 

@@ -13,6 +13,7 @@ SIDE = 1.15
 # Pictures' sides of a row whose pictures have titles.
 TITLED = 1.12
 _TITLE_INCHES = 0.75
+_TITLE_LETTERS = 24  # of a picture, before it covers that of the next
 
 
 def grid(heights: list[float], columns: int, title: str):
@@ -42,7 +43,7 @@ def grid(heights: list[float], columns: int, title: str):
 def show(axes, picture: np.ndarray, title: str = "") -> None:
     """A picture, uint8 [S, S, 3]."""
     axes.imshow(picture, interpolation="nearest", extent=(0, 1, 1, 0))
-    axes.set_title(charts.drawable(title), fontsize=7, pad=2)
+    axes.set_title(charts.drawable(title, _TITLE_LETTERS), fontsize=7, pad=2)
 
 
 def show_heat(axes, picture: np.ndarray, values: np.ndarray, limits, title: str = ""):
@@ -58,7 +59,7 @@ def show_heat(axes, picture: np.ndarray, values: np.ndarray, limits, title: str 
         extent=(edge, 1 - edge, 1 - edge, edge),
     )  # fmt: skip
     axes.set(xlim=(0, 1), ylim=(1, 0))
-    axes.set_title(charts.drawable(title), fontsize=7, pad=2)
+    axes.set_title(charts.drawable(title, _TITLE_LETTERS), fontsize=7, pad=2)
     return drawn
 
 
@@ -95,7 +96,9 @@ def scale(figure, drawn, axes, label: str) -> None:
 def component_colours(count: int) -> np.ndarray:
     """Colours of mixture components that colour-blind people tell apart, float [count, 3], 0..255.
 
-    They repeat beyond as many as there are.
+    Beyond as many as there are, they come again, darker each time.
     """
-    names = [charts.COLOURS[number % len(charts.COLOURS)] for number in range(count)]
-    return np.array([[int(name[i : i + 2], 16) for i in (1, 3, 5)] for name in names], np.float32)
+    available = [[int(name[i : i + 2], 16) for i in (1, 3, 5)] for name in charts.COLOURS[:-1]]
+    rounds = -(-count // len(available))
+    shades = np.linspace(1, 0, rounds, endpoint=False)[:, None, None]  # [rounds, 1, 1]
+    return np.float32(shades * np.array(available)).reshape(-1, 3)[:count]

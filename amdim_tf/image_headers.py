@@ -10,7 +10,7 @@ import tensorflow as tf
 # Larger images are refused before they are decoded: a small file can claim any size.
 PIXEL_LIMIT = 100_000_000
 JPEG, RIFF = b"\xff\xd8\xff", b"RIFF"
-_PNG, _BMP, _GIF = b"\x89PNG\r\n\x1a\n", b"BM", b"GIF8"
+PNG, _BMP, _GIF = b"\x89PNG\r\n\x1a\n", b"BM", b"GIF8"
 
 
 def starts_with(contents, magic: bytes):
@@ -60,7 +60,7 @@ def _header_size(contents):
     nothing = tf.constant(0, tf.int64), tf.constant(0, tf.int64)
     return tf.case(
         [
-            (starts_with(contents, _PNG), png),
+            (starts_with(contents, PNG), png),
             (starts_with(contents, _BMP), bmp),
             (starts_with(contents, _GIF), lambda: _gif_size(contents)),
             (starts_with(contents, RIFF), webp),

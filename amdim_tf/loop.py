@@ -60,7 +60,6 @@ class Loop:
         train_step = stepping.step_function(self._model, self._devices)
         profile = profiling.Profile(self._training.profile_steps, self._log)
         stop = self._stop
-        stop.take_over()  # TensorFlow takes SIGTERM when it connects several workers
         with self._progress(total) as progress, profile:
             for number, batch in enumerate(batches):
                 if number == 0:

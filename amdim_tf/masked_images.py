@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import tensorflow as tf
 
-from amdim_tf import decode, folders, image_headers, safe_files, scenes, views
+from amdim_tf import decode, folders, image_headers, records, safe_files, scenes, views
 from amdim_tf.config import Config
 from amdim_tf.errors import UserError
 
@@ -22,6 +22,11 @@ _FOLDERS = ("folder", "places205")
 def count(config: Config, mask_dir: str) -> int:
     """How many test images have segments; raises a UserError where the data set has none."""
     if config.data.dataset == "scenes":
+        if mask_dir:
+            raise UserError(
+                "--mask_dir: expected with a folder of images only; scenes have masks of their "
+                f"own. Received: {mask_dir}."
+            )
         return scenes.SPLIT_SIZES["test"]
     return len(_pairs(config, mask_dir))
 
@@ -66,15 +71,25 @@ def _pairs(config: Config, mask_dir: str) -> list[tuple[pathlib.Path, pathlib.Pa
     if not config.data.data_dir:
         raise UserError("--data_dir: expected the directory of images. Received: nothing.")
     root = pathlib.Path(config.data.data_dir)
+    if records.index_path(root, "test").exists():
+        raise UserError(
+            "--data_dir: expected a folder of image files for --probes=segmentation. Received: "
+            f"{root}, whose images are packed. Use the folder that they were packed from."
+        )
     paths, *_ = folders.list_split(root, "test")
     split = next(root / name for name in ("test", "val") if (root / name).is_dir())
-    pairs = []
+    pairs: dict[pathlib.Path, pathlib.Path] = {}
     for path in map(pathlib.Path, map(os.fsdecode, paths)):
         mask = (pathlib.Path(mask_dir) / path.relative_to(split)).with_suffix(".png")
         if not mask.exists():
             raise UserError(f"--mask_dir: expected {mask}, the segments of {path}. There is none.")
-        pairs.append((path, mask))
-    return pairs
+        if mask in pairs:
+            raise UserError(
+                f"{mask}: expected the segments of one image. Received: two that it could belong "
+                f"to, {pairs[mask]} and {path}. Rename one of them, and give it a mask."
+            )
+        pairs[mask] = path
+    return [(path, mask) for mask, path in pairs.items()]
 
 
 def _read(image: pathlib.Path, mask: pathlib.Path, config: Config):
@@ -99,11 +114,19 @@ def _colours(mask: pathlib.Path, image: pathlib.Path, size) -> np.ndarray:
     """A number for each colour of a mask, int64 [H, W]; 16 bits and transparency count."""
     try:
         contents = safe_files.read_limited(mask, folders.MOST_BYTES)
+        if not contents.startswith(image_headers.PNG):  # decode_png takes JPEG and GIF too
+            raise UserError(f"{mask}: expected a PNG image. Received: other contents.")
         height, width = map(int, image_headers.image_size(contents))
         if (height, width) == tuple(size):
             colours = tf.io.decode_png(contents, dtype=tf.uint16).numpy().astype(np.int64)
-    except (OSError, tf.errors.OpError):
-        raise UserError(f"{mask}: expected a PNG image. Received: other contents.") from None
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise UserError(f"{mask}: expected a PNG image. Received: {reason}.") from None
+    except tf.errors.OpError:
+        raise UserError(
+            f"{mask}: expected a whole PNG image of at most {image_headers.PIXEL_LIMIT} pixels. "
+            "Received: a damaged or larger one."
+        ) from None
     if (height, width) != tuple(size):
         raise UserError(
             f"{mask}: expected {size[1]} x {size[0]} pixels, as {image} has. "

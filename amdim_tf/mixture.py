@@ -67,7 +67,8 @@ class Mixture(keras.layers.Layer):
             offset: see above.
         """
         b, S, D = embedding.shape
-        places = tf.range(_NEGATIVES) * (batch * S) // _NEGATIVES - offset * S  # [M]
+        places = tf.range(_NEGATIVES, dtype=tf.int64) * (batch * S) // _NEGATIVES  # [M]
+        places -= tf.cast(offset, tf.int64) * S
         own = (places >= 0) & (places < b * S)
         vectors = tf.gather(tf.reshape(embedding, [b * S, D]), tf.where(own, places, 0))
         return tf.where(own[:, None], tf.cast(vectors, tf.float32), 0.0)

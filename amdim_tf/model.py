@@ -92,6 +92,10 @@ class AMDIM(keras.Model):
         embeddings = self.embed(features, SCALES, training=training)
         return {**features, **{f"phi{scale}": value for scale, value in embeddings.items()}}
 
+    def antecedents(self, f1):
+        """What f1 [N, D] predicts cells by: the components of a mixture [N, K, D], or itself."""
+        return f1[:, None] if self.mixture is None else self.mixture(f1)
+
     def posterior(self, f1, phi7):
         """The share of each mixture component in each location of φ7 (paper section 3.7).
 
@@ -102,6 +106,12 @@ class AMDIM(keras.Model):
         Returns:
             float32 [N, 7, 7, K]; sums to 1 over K.
         """
+        wanted = [f1.shape[0], 7, 7, self.settings.n_rkhs]
+        if not tf.TensorShape(wanted).is_compatible_with(phi7.shape):
+            raise ValueError(
+                f"posterior takes phi7 of as many images as f1: expected {wanted}. "
+                f"Received: {list(phi7.shape)}."
+            )
         return image_posteriors(
             tf.cast(self.mixture(f1), tf.float32),
             tf.cast(phi7, tf.float32),

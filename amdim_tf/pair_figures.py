@@ -19,24 +19,27 @@ class Similarities(typing.NamedTuple):
     """Cosines between embeddings of x¹ and all cells of x², for P pairs of views."""
 
     chosen: np.ndarray  # int [P, 2, 2]: row and column of cells A and B in the 7×7 map of x¹
-    f1_f7: np.ndarray  # [P, 7, 7]
+    f1_f7: np.ndarray  # [P, 7, 7]; with a mixture, of the component that is most similar
+    of_mixture: bool
     f7_f7: np.ndarray  # [P, 2, 7, 7], of A and of B
     f5_f5: np.ndarray  # [P, 2, 5, 5]
 
 
-def similarities(first: dict, second: dict) -> Similarities:
+def similarities(first: dict, second: dict, antecedents: np.ndarray) -> Similarities:
     """Similarities of x¹ to x².
 
     A and B are the two cells of x¹ whose φ7 differ most, within the part that f5 covers: often one
     on an object and one beside it.
 
     Args:
-        first, second: phi1, phi5 and phi7 of the two views, as `AMDIM.encode` gives them.
+        first, second: phi5 and phi7 of the two views, as `AMDIM.encode` gives them.
+        antecedents: of f1 of the first view, [P, K, D], as `AMDIM.antecedents` gives them.
     """
     first, second = (
         {name: _unit(np.asarray(v)) for name, v in both.items()} for both in (first, second)
     )
-    P = len(first["phi1"])
+    antecedents = _unit(np.asarray(antecedents))
+    P, K, _ = antecedents.shape
     inner = first["phi7"][:, 1:-1, 1:-1].reshape(P, 25, -1)  # [P, 25, D]
     between = (inner @ inner.swapaxes(1, 2)).reshape(P, -1)  # [P, 625]
     pair = np.stack(np.unravel_index(between.argmin(axis=1), (25, 25)), axis=1)  # [P, 2]
@@ -47,7 +50,8 @@ def similarities(first: dict, second: dict) -> Similarities:
     chosen5 = first["phi5"][pairs, places5[..., 0], places5[..., 1]]
     return Similarities(
         places7,
-        np.einsum("pd,phwd->phw", first["phi1"], second["phi7"]),
+        np.einsum("pkd,phwd->kphw", antecedents, second["phi7"]).max(axis=0),
+        K > 1,
         np.einsum("pcd,phwd->pchw", chosen7, second["phi7"]),
         np.einsum("pcd,phwd->pchw", chosen5, second["phi5"]),
     )
@@ -68,8 +72,9 @@ def draw_similarities(pictures1: np.ndarray, pictures2: np.ndarray, found: Simil
     figure, axes = heat_maps.grid(
         [heat_maps.TITLED] * rows, 7, "Similarity (cosine) of features of x¹ to the cells of x²"
     )
+    of_f1 = "best component of f1(x¹)" if found.of_mixture else "f1(x¹)"
     kinds = {
-        "f1(x¹) to f7(x²)": (found.f1_f7[:, None], [2]),
+        f"{of_f1} to f7(x²)": (found.f1_f7[:, None], [2]),
         "f7(x¹) to f7(x²)": (found.f7_f7, [3, 4]),
         "f5(x¹) to f5(x²)": (found.f5_f5, [5, 6]),
     }

@@ -33,14 +33,16 @@ class Retrieved(typing.NamedTuple):
     neighbours: np.ndarray  # int [Q, NEIGHBOURS], the most similar first, without the query
     cosines: np.ndarray  # [Q, NEIGHBOURS]
     scores: np.ndarray  # [Q, 1 + NEIGHBOURS, 7, 7]: φ1(query)·φ7 / sqrt(D), of the query first
+    of_mixture: bool  # scores are those of the component with the highest one
 
 
-def retrieve(gallery: Gallery, queries: np.ndarray, phi7_of) -> Retrieved:
+def retrieve(gallery: Gallery, queries: np.ndarray, antecedents_of, phi7_of) -> Retrieved:
     """The images of the gallery whose f1 is most similar to that of each query.
 
     Args:
         gallery: with more images than NEIGHBOURS.
         queries: int [Q].
+        antecedents_of: from f1 [n, D] to [n, K, D], as `AMDIM.antecedents`.
         phi7_of: from places in the gallery, int [n], to φ7 [n, 7, 7, D].
     """
     unit = gallery.f1 / np.maximum(np.linalg.norm(gallery.f1, axis=1, keepdims=True), 1e-12)
@@ -50,9 +52,11 @@ def retrieve(gallery: Gallery, queries: np.ndarray, phi7_of) -> Retrieved:
     shown = np.concatenate([queries[:, None], neighbours], axis=1)  # [Q, 1 + NEIGHBOURS]
     maps = phi7_of(shown.ravel())
     maps = maps.reshape(*shown.shape, *maps.shape[1:])  # [Q, n, 7, 7, D]
-    f1 = gallery.f1[queries]  # φ1 is f1 itself
-    scores = np.einsum("qd,qnhwd->qnhw", f1, maps) / np.sqrt(f1.shape[1])
-    return Retrieved(queries, neighbours, np.take_along_axis(cosines, neighbours, 1), scores)
+    antecedents = np.asarray(antecedents_of(gallery.f1[queries]))  # [Q, K, D]
+    _, K, D = antecedents.shape
+    scores = np.einsum("qkd,qnhwd->kqnhw", antecedents, maps).max(axis=0) / np.sqrt(D)
+    nearest = np.take_along_axis(cosines, neighbours, 1)
+    return Retrieved(queries, neighbours, nearest, scores, K > 1)
 
 
 def draw(gallery: Gallery, found: Retrieved):
@@ -61,7 +65,8 @@ def draw(gallery: Gallery, found: Retrieved):
     figure, axes = heat_maps.grid(
         [heat_maps.TITLED, 1.0] * rows,
         1 + NEIGHBOURS,
-        "Nearest images by f1; below each, how f1 of the query matches its f7",
+        "Nearest images by f1; below each, how "
+        f"{'the best component' if found.of_mixture else 'f1'} of the query matches its f7",
     )
     limits = heat_maps.limits_of(found.scores)
     for row, query in enumerate(found.queries):
@@ -74,7 +79,8 @@ def draw(gallery: Gallery, found: Retrieved):
             drawn = heat_maps.show_heat(
                 below[column], gallery.pictures[number], found.scores[row, column], limits
             )
-    heat_maps.scale(figure, drawn, axes[-1], "score φ1(query)·φ7 / √D; above: cosine of f1, class")
+    score = "the best component(query)·φ7" if found.of_mixture else "φ1(query)·φ7"
+    heat_maps.scale(figure, drawn, axes[-1], f"score {score} / √D; above: cosine of f1, class")
     return figure
 
 

@@ -62,15 +62,17 @@ def best_matching_iou(counts: np.ndarray) -> np.ndarray:
     """
     unions = counts.sum(axis=2, keepdims=True) + counts.sum(axis=1, keepdims=True) - counts
     shares = counts / np.maximum(unions, 1)  # [N, regions, segments]
-    present = (counts.sum(axis=1) > 0).sum(axis=1)  # [N]
-    best = [share[assignment(share), np.arange(share.shape[1])].sum() for share in _wide(shares)]
-    return np.array(best) / present
+    present = counts.sum(axis=1) > 0  # [N, segments]
+    return np.array(
+        [_best_mean(share[:, there]) for share, there in zip(shares, present, strict=True)]
+    )
 
 
-def _wide(shares: np.ndarray) -> np.ndarray:
-    """With regions of no share added, so that there are at least as many as segments."""
-    missing = max(0, shares.shape[2] - shares.shape[1])
-    return np.pad(shares, ((0, 0), (0, missing), (0, 0)))
+def _best_mean(shares: np.ndarray) -> float:
+    """Mean share [regions, segments] of the segments of one image, by the best assignment."""
+    R, C = shares.shape
+    wide = np.pad(shares, ((0, max(0, C - R)), (0, 0)))  # a region of no share for each left over
+    return wide[assignment(wide), np.arange(C)].mean()
 
 
 def assignment(gains: np.ndarray) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
@@ -38,9 +39,9 @@ def evaluate(model: AMDIM, config: Config, mask_dir: str, seed: int) -> dict[str
         seed: of k-means and of the random regions.
 
     Returns:
-        {"images", "components", RESOLUTION: {METHOD: {MEASURE: mean over the images}}}. Images with
-        a single segment, in cells or in pixels, are left out and not counted, as both measures are
-        meaningless there.
+        {"images", "components", "mask_dir", RESOLUTION: {METHOD: {MEASURE: mean over the images}}}.
+        Images with a single segment, in cells or in pixels, are left out and not counted, as both
+        measures are meaningless there.
     """
     require_mixture(model, "--probes=segmentation")
     K = model.settings.mixture_components
@@ -61,6 +62,7 @@ def evaluate(model: AMDIM, config: Config, mask_dir: str, seed: int) -> dict[str
             f"Received: {total} that show one each."
         )
     results: dict[str, Any] = {"images": int(counted.sum()), "components": K}
+    results["mask_dir"] = os.path.abspath(mask_dir) if mask_dir else ""
     for resolution in RESOLUTIONS:
         results[resolution] = {}
         for method in METHODS:

@@ -13,6 +13,10 @@ from amdim_tf.distribution import Distribution
 from amdim_tf.examples import Source
 from amdim_tf.model import AMDIM
 
+# Iterators over several devices, kept for good: the parts that TensorFlow adds for each device are
+# tuned in any case, and to be destroyed they may wait for it. A program ends by os._exit.
+_ENDLESS: list = []
+
 
 def step_function(model: AMDIM, devices: Distribution) -> Callable:
     """(batch, stop) -> logs: one step on all devices.
@@ -89,7 +93,8 @@ def batches(
             of_worker().map(part).unbatch().prefetch(2 * local).repeat().with_options(untuned)
         )
     )
-    return itertools.islice(endless, last_step - first_step)
+    _ENDLESS.append(iter(endless))
+    return itertools.islice(_ENDLESS[-1], last_step - first_step)
 
 
 def of_this_worker(batch, devices: Distribution) -> dict[str, tf.Tensor]:

@@ -28,4 +28,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    cli_flags.run(main)
+    # TensorFlow's own end waits for workers that are lost, and for threads that tune data sets.
+    cli_flags.run(main, at_once=True)

@@ -50,11 +50,13 @@ def train(config: Config, model_dir) -> AMDIM:
 def _train(config: Config, model_dir, stop: StopSignals) -> AMDIM:
     if config.training.deterministic:
         tf.config.experimental.enable_op_determinism()
-    devices = distribution.resolve(config)
+    devices = distribution.resolve(config, stop)
     policy = _kept_policy(config.views.policy, model_dir)
     source = sources.load(config.data, "train")
     per_epoch = input_pipeline.steps_per_epoch(source, config.training.batch_size)
     total = config.training.total_steps(len(source))
+    with workers.watched(devices):
+        distribution.check_same_settings(devices, config, len(source))
     with devices.strategy.scope(), workers.watched(devices):
         model = compiled_model(config, len(source.class_names), per_epoch, devices)
     # Nothing is written before all settings have been accepted, and by one worker only.
@@ -140,7 +142,7 @@ def _restore(saved: checkpoints.Checkpoints, model_dir, devices) -> checkpoints.
         distribution.values_of_workers(devices.strategy, 0)
         if not devices.is_chief:
             restored = saved.restore_latest() or none
-        steps = set(distribution.values_of_workers(devices.strategy, restored.step).tolist())
+        steps = set(distribution.values_of_workers(devices.strategy, restored.step)[:, 0].tolist())
     if len(steps) > 1:
         raise UserError(
             f"--model_dir: expected a directory that all workers share. Received: {model_dir}, "

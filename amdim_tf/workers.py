@@ -6,7 +6,7 @@ import contextlib
 
 import tensorflow as tf
 
-from amdim_tf.errors import LostWorker, UserError
+from amdim_tf.errors import UserError
 
 
 @contextlib.contextmanager
@@ -32,7 +32,7 @@ def watched(devices, saved=None):
         told = [line for line in lines if "aborted" in line or "unhealthy" in line]
         reason = (told or lines or [type(error).__name__])[0][:300]
         newest = saved.newest if saved is not None else None
-        raise LostWorker(
+        raise UserError(
             f"TF_CONFIG: expected all {devices.workers} workers to go on. Received on worker "
             f"{devices.worker}: {reason}. Start all workers again; they go on from "
             f"{newest or 'the newest checkpoint'}."

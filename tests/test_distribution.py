@@ -5,15 +5,18 @@ import os
 import pathlib
 import subprocess
 import sys
+import threading
+import time
 import warnings
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from amdim_tf import clusters, distribution, microbatches
 from amdim_tf import config as config_lib
-from amdim_tf import distribution, microbatches
-from amdim_tf.errors import UserError
+from amdim_tf.errors import Interrupted, UserError
+from amdim_tf.signals import StopSignals
 
 ROOT = pathlib.Path(__file__).parent.parent
 sys.path.append(str(ROOT / "tools"))
@@ -222,14 +225,87 @@ def test_a_cluster_of_one_is_one_device(monkeypatch):
 )
 def test_a_bad_cluster_is_named(text, named):
     with pytest.raises(UserError, match="TF_CONFIG") as error:
-        distribution.parse_cluster(text)
+        clusters.parse(text)
     assert named in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "cluster, index, named",
+    [
+        ({"worker": ["a:1", "b:1"]}, True, "the task"),
+        ({"worker": ["a:1", "a:1"]}, 0, "twice"),
+        ({"worker": ["c:1"], "chief": ["a:1", "b:1"]}, 0, "2 chiefs"),
+        *(
+            ({"worker": [address]}, 0, "the cluster")
+            for address in (":", "a", "a:b", "a:0", "a:99999", "a b:1", "http://a:1", ":1")
+        ),
+    ],
+)
+def test_bad_addresses_are_named(cluster, index, named):
+    document = {"cluster": cluster, "task": {"type": "worker", "index": index}}
+    with pytest.raises(UserError, match=f"TF_CONFIG: .*Received: .*{named}"):
+        clusters.parse(json.dumps(document))
 
 
 def test_a_cluster_with_a_chief():
     cluster = {"worker": ["b:1", "c:1"], "chief": ["a:1"]}
     text = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 1}})
-    assert distribution.parse_cluster(text) == (("a:1", "b:1", "c:1"), 2)
+    assert clusters.parse(text) == (("a:1", "b:1", "c:1"), 2)
+
+
+def test_workers_meet_or_are_told_who_is_missing(capsys, monkeypatch):
+    monkeypatch.setattr(clusters, "_FIRST_WAIT", 0.0)
+    addresses = tuple(f"127.0.0.1:{port}" for port in cluster.free_ports(2))
+    both = [clusters.Cluster(addresses, worker) for worker in (0, 1)]
+    stop = StopSignals()
+    first = threading.Thread(target=clusters.meet, args=(both[0], stop))
+    first.start()
+    while "is waiting for" not in (told := capsys.readouterr().err):
+        time.sleep(0.01)
+    assert f"worker 0, {addresses[0]}, is waiting for {addresses[1]}" in told
+    with clusters._listening(addresses[1]):
+        first.join(timeout=10)
+    assert not first.is_alive()
+    stop.received = "SIGTERM"
+    with pytest.raises(Interrupted, match=f"SIGTERM while waiting for {addresses[1]}"):
+        clusters.meet(both[0], stop)
+    with (
+        clusters._listening(addresses[0]),
+        pytest.raises(UserError, match="expected a free port for this worker"),
+    ):
+        clusters.meet(both[0], stop)
+
+
+def test_signals_wait_for_a_library_that_takes_them():
+    """Real signals, in a process of its own whose threads have begun as those of a program."""
+    script = (
+        "import os, signal\n"
+        "from amdim_tf import cli_flags, signals\n"
+        "cli_flags.import_tensorflow_quietly()\n"
+        "with signals.StopSignals() as stop:\n"
+        "    with stop.held_back():\n"
+        "        signal.signal(signal.SIGTERM, lambda *_: print('lost'))\n"
+        "        os.kill(os.getpid(), signal.SIGTERM)\n"
+        "        assert not stop.received\n"
+        "    print(stop.received)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout == "SIGTERM\n", done
+
+
+@pytest.mark.parametrize(
+    "settings, replicas, flag",
+    [({"microbatch": 1}, 2, "--microbatch"), ({}, 16, "--batch_size"), ({}, 8, "")],
+)
+def test_statistics_need_two_images(settings, replicas, flag):
+    config = config_lib.make({"batch_size": 16, **settings})
+    if not flag:
+        distribution.check_batch(config, replicas)
+        return
+    with pytest.raises(UserError, match=f"{flag}: expected at least 2 images"):
+        distribution.check_batch(config, replicas)
+    synchronized = config_lib.make({"batch_size": 16, "batch_norm": "synchronized"})
+    distribution.check_batch(synchronized, 16)
 
 
 def _resolve(**settings):

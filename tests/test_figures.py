@@ -138,7 +138,9 @@ def test_retrieval_finds_the_most_similar_without_the_query():
     gallery = _gallery()
     maps = np.random.default_rng(1).standard_normal([30, 7, 7, 6])
     queries = np.array([4, 17])
-    found = retrieval_figure.retrieve(gallery, queries, lambda places: maps[places])
+    found = retrieval_figure.retrieve(
+        gallery, queries, lambda f1: f1[:, None], lambda places: maps[places]
+    )
     for row, query in enumerate(queries):
         similar = []
         for other in range(30):
@@ -153,14 +155,32 @@ def test_retrieval_finds_the_most_similar_without_the_query():
     pyplot.close(retrieval_figure.draw(gallery, found))
 
 
+def test_of_a_mixture_the_best_component_is_shown():
+    rng = np.random.default_rng(1)
+    gallery, maps = _gallery(), rng.standard_normal([30, 7, 7, 6])
+    components = rng.standard_normal([1, 3, 6])
+    found = retrieval_figure.retrieve(
+        gallery, np.array([4]), lambda f1: components, lambda places: maps[places]
+    )
+    expected = max(maps[4, 2, 5] @ component / np.sqrt(6) for component in components[0])
+    np.testing.assert_allclose(found.scores[0, 0, 2, 5], expected)
+    pyplot.close(retrieval_figure.draw(gallery, found))
+    maps = {"phi5": rng.standard_normal([1, 5, 5, 6]), "phi7": rng.standard_normal([1, 7, 7, 6])}
+    found = pair_figures.similarities(maps, maps, components)
+    cell = maps["phi7"][0, 1, 2]
+    lengths = np.linalg.norm(components[0], axis=1) * np.linalg.norm(cell)
+    np.testing.assert_allclose(found.f1_f7[0, 1, 2], (components[0] @ cell / lengths).max())
+
+
 def test_similarities_compare_the_cells_that_differ_most():
     rng = np.random.default_rng(0)
     first, second = (
-        {"phi1": rng.standard_normal([2, 8]), "phi5": rng.standard_normal([2, 5, 5, 8]),
-         "phi7": rng.standard_normal([2, 7, 7, 8])} for _ in range(2)
+        {"phi5": rng.standard_normal([2, 5, 5, 8]), "phi7": rng.standard_normal([2, 7, 7, 8])}
+        for _ in range(2)
     )  # fmt: skip
     first["phi7"][1, 2, 4], first["phi7"][1, 5, 1] = np.eye(8)[0], -np.eye(8)[0]
-    found = pair_figures.similarities(first, second)
+    antecedents = rng.standard_normal([2, 1, 8])
+    found = pair_figures.similarities(first, second, antecedents)
     assert {tuple(place) for place in found.chosen[1].tolist()} == {(2, 4), (5, 1)}
 
     def cosine(a, b):
@@ -171,8 +191,14 @@ def test_similarities_compare_the_cells_that_differ_most():
     np.testing.assert_allclose(found.f7_f7[1, 0, 6, 0], expected)
     expected = cosine(first["phi5"][1, row - 1, column - 1], second["phi5"][1, 3, 2])
     np.testing.assert_allclose(found.f5_f5[1, 0, 3, 2], expected)
-    expected = cosine(first["phi1"][0], second["phi7"][0, 1, 2])
+    expected = cosine(antecedents[0, 0], second["phi7"][0, 1, 2])
     np.testing.assert_allclose(found.f1_f7[0, 1, 2], expected)
+
+
+def test_components_have_colours_of_their_own():
+    colours = heat_maps.component_colours(64)
+    assert len(np.unique(colours.round(), axis=0)) == 64 and colours.max() <= 255
+    np.testing.assert_array_equal(heat_maps.component_colours(1), [[0x00, 0x72, 0xB2]])
 
 
 def test_overlay_has_the_components_colours():
@@ -216,7 +242,7 @@ def test_files_repeat_to_the_byte(tmp_path):
     for kind in ("png", "pdf"):
         paths = [tmp_path / f"{number}.{kind}" for number in range(2)]
         for path in paths:
-            figure = embedding_figure.draw(gallery)
+            figure = embedding_figure.draw(gallery, "scenes")
             charts.save(figure, path)
             pyplot.close(figure)
         assert paths[0].read_bytes() == paths[1].read_bytes()
@@ -307,7 +333,7 @@ def test_mistakes_get_one_line(flags, named, tmp_path):
 
 def test_names_that_are_no_unicode_are_drawn(tmp_path):
     gallery = _gallery()._replace(class_names=("caf\udce9", "_hidden", "$_{"))
-    pyplot.close(embedding_figure.draw(gallery))
+    pyplot.close(embedding_figure.draw(gallery, "scenes"))
     embedding_figure.write_projector(gallery, tmp_path)
     assert "caf?" in (tmp_path / "labels.tsv").read_text()
     figure, axes = heat_maps.grid([1], 1, "title")

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from pictures import picture, write_tree
 
 from amdim_tf import config as config_lib
 from amdim_tf.errors import UserError
@@ -67,6 +68,23 @@ def test_memory_of_a_step_that_was_measured(plan):
     config = config_lib.make({"ndf": 128, "n_rkhs": 1024, "n_depth": 10, "batch_size": 32})
     made = plan.make_plan(config, plan.DEVICES["v100"], 1, 1000)
     assert 1.2 < made.memory / 2**30 < 1.7
+
+
+@pytest.mark.parametrize("name", ["v100", "a100", "h100", "tpu_v4"])
+def test_half_precision_is_not_slower(plan, name):
+    hours = {
+        precision: plan.make_plan(_imagenet(precision=precision), plan.DEVICES[name], 4, 1000).hours
+        for precision in ("float32", "mixed_bfloat16")
+    }
+    assert hours["mixed_bfloat16"] <= hours["float32"]
+
+
+def test_images_of_a_folder_are_counted(plan, tmp_path):
+    write_tree(tmp_path, {f"train/a/{n}.jpg": picture(40, 40, n) for n in range(3)})
+    data = {"dataset": "folder", "data_dir": str(tmp_path)}
+    assert plan._count_images(config_lib.make(data)) == 3
+    with pytest.raises(UserError, match="--images: expected the number"):
+        plan._count_images(config_lib.make({"dataset": "folder"}))
 
 
 @pytest.mark.parametrize("text", ["v100", "x4", "k80x4", "v100x0", "v100x-1", "v100 x 4"])

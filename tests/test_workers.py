@@ -19,14 +19,15 @@ FLAGS = [
 ]  # fmt: skip
 
 
-def _start(model_dir, steps):
+def _start(model_dir, steps, second=()):
+    """Two workers, the second with some more flags."""
     words = [sys.executable, "-m", "amdim_tf.train", f"--model_dir={model_dir}", *FLAGS]
     return [
         subprocess.Popen(
-            [*words, f"--train_steps={steps}"], cwd=ROOT, env=environment, text=True,
+            [*words, f"--train_steps={steps}", *more], cwd=ROOT, env=environment, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )
-        for environment in environments(2)
+        for environment, more in zip(environments(2), ((), second), strict=True)
     ]  # fmt: skip
 
 
@@ -76,3 +77,13 @@ def test_workers_stop_together_and_go_on(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {
         "checkpoints", "config.json", "lock", "logs", "metrics.csv",
     }  # fmt: skip
+
+
+@pytest.mark.slow
+def test_workers_with_other_settings_are_refused(tmp_path):
+    processes = _start(tmp_path / "run", 10, ["--learning_rate=0.1", "--seed=3"])
+    ends = [process.communicate(timeout=120) for process in processes]
+    assert [process.returncode for process in processes] == [2, 2], ends
+    (line,) = [line for line in ends[1][1].splitlines() if line.startswith("error: ")]
+    assert "Received on worker 1: --learning_rate=0.1, --seed=3; on others" in line
+    assert not (tmp_path / "run").exists()

@@ -2,10 +2,11 @@
 
 Usage:
     python tools/plan.py --flagfile=configs/imagenet.cfg --hardware=v100x4
-    python tools/plan.py --flagfile=configs/imagenet.cfg --hardware=h100x8 --microbatch=6
+    python tools/plan.py --flagfile=configs/imagenet.cfg --hardware=tpu_v5ex8 --microbatch=30
+    python tools/plan.py --flagfile=configs/cifar10_reference.cfg --hardware=a100x1 --images=50000
 
---hardware is NAMExCOUNT, with NAME one of v100, a100, h100, tpu_v3, tpu_v4, tpu_v5e; a TPU counts
-in chips. Printed are parameters, arithmetic, memory on each device and what would fit, bytes that
+--hardware is NAMExCOUNT; a TPU counts in chips. A folder's images are counted, or given by
+--images. Printed are parameters, arithmetic, memory on each device and what would fit, bytes that
 devices exchange, and hours for the whole schedule, with the assumptions behind them.
 """
 
@@ -26,26 +27,36 @@ from amdim_tf.errors import UserError
 
 
 class Device(NamedTuple):
-    """A device as its vendor describes it: 1e12 operations a second, and 2**30 bytes."""
+    """A device as its vendor describes it: 1e12 operations a second, and 2**30 bytes.
+
+    TensorFlow multiplies float32 matrices on matrix units where they take it (TF32 on GPUs since
+    the A100, bfloat16 on TPUs); a V100's do not.
+    """
 
     float32: float
     half: float
     memory: float
+    float32_units: str = "matrix"
+
+    def units_for(self, precision: str) -> str:
+        """Which units compute in a precision: matrix or plain."""
+        return self.float32_units if precision == "float32" else "matrix"
 
 
 DEVICES = {
-    "v100": Device(15.7, 125.0, 16),
-    "v100_32gb": Device(15.7, 125.0, 32),
+    "v100": Device(15.7, 125.0, 16, "plain"),
+    "v100_32gb": Device(15.7, 125.0, 32, "plain"),
     "a100": Device(156.0, 312.0, 40),
     "h100": Device(494.0, 989.0, 80),
     "tpu_v3": Device(123.0, 123.0, 32),
     "tpu_v4": Device(275.0, 275.0, 32),
     "tpu_v5e": Device(197.0, 197.0, 16),
 }
-# Shares of the peak that a step is assumed to reach. Half precision: what makes the paper's 50
-# epochs of the small ImageNet model take its 2 days on 4 V100s, on which the authors' code uses
-# mixed precision; in float32 it would have had 82% of the peak. float32: an assumption.
-UTILIZATION = {"float32": 0.60, "half": 0.10}
+# Shares of the peak that a step is assumed to reach. Matrix units: what makes the paper's 50 epochs
+# of the small ImageNet model take its 2 days on 4 V100s, on which the authors' code uses mixed
+# precision; in float32 it would have had 82% of the peak. Plain units: an assumption.
+UTILIZATION = {"plain": 0.60, "matrix": 0.10}
+_REASONS = {"plain": "a guess", "matrix": "as the paper's run had"}
 USABLE_MEMORY = 0.9
 IMAGES = {
     "scenes": 20_000, "cifar10": 50_000, "cifar100": 50_000, "stl10": 105_000,
@@ -61,7 +72,7 @@ class Plan(NamedTuple):
     """Figures of a configuration on a machine; bytes and operations, not thousands of them."""
 
     parameters: int
-    step_flops: int
+    step_flops: float
     weights: int
     activations: int
     embeddings: int
@@ -127,10 +138,10 @@ def make_plan(config: Config, device: Device, count: int, images: int) -> Plan:
     steps = config.training.total_steps(images)
     # A microbatch is embedded once more than a plain batch: 4 parts instead of 3.
     again = 4 / 3 if at_a_time < share else 1
-    peak, utilization = (
-        (device.half, UTILIZATION["half"]) if half else (device.float32, UTILIZATION["float32"])
-    )
-    seconds = steps * flops * again / (peak * 1e12 * utilization * count)
+    flops *= again
+    peak = device.half if half else device.float32
+    utilization = UTILIZATION[device.units_for(config.distribution.precision)]
+    seconds = steps * flops / (peak * 1e12 * utilization * count)
     return Plan(
         parameters, flops, weights, per_image * at_a_time, embeddings, scores, capacity,
         divisors[-1] if divisors else 0,
@@ -140,7 +151,7 @@ def make_plan(config: Config, device: Device, count: int, images: int) -> Plan:
     )  # fmt: skip
 
 
-def describe(plan: Plan, config: Config, count: int) -> list[str]:
+def describe(plan: Plan, config: Config, device: Device, count: int) -> list[str]:
     """The plan as lines of text."""
 
     def gib(count) -> str:
@@ -154,9 +165,9 @@ def describe(plan: Plan, config: Config, count: int) -> list[str]:
         verdict = f"it does NOT fit; --microbatch={plan.fitting} would"
     else:
         verdict = "it does NOT fit with any microbatch; use more devices, or a smaller model"
-    half = "float32" if config.distribution.precision == "float32" else "half"
+    units = device.units_for(config.distribution.precision)
     return [
-        f"parameters            {plan.parameters:,}",
+        f"parameters            {plan.parameters:,}, without classifiers",
         f"arithmetic            {plan.step_flops / 1e12:.2f} TFLOP a step of "
         f"{config.training.batch_size} image pairs, {share} on each device",
         f"memory of each device {gib(plan.memory)} of {gib(plan.capacity)}: {verdict}",
@@ -166,12 +177,12 @@ def describe(plan: Plan, config: Config, count: int) -> list[str]:
         f"  scores              {gib(plan.scores)}",
         f"all-gather            {gib(plan.gathered)} a step, and as much to sum its gradient",
         f"all-reduce            {gib(plan.reduced)} a step, of gradients",
-        f"schedule              {plan.steps:,} steps, {plan.hours:.1f} hours "
-        f"({plan.hours / 24:.1f} days)",
-        f"Assumed: {100 * UTILIZATION[half]:.0f}% of the peak of {config.distribution.precision}, "
-        "communication hidden behind",
-        f"arithmetic, {100 * USABLE_MEMORY:.0f}% of memory usable, {_KEPT_TENSORS} tensors kept of "
-        f"each layer, {_SCORE_TENSORS} the size of the scores.",
+        f"schedule              {plan.steps:,} steps, {plan.hours:.3g} hours "
+        f"({plan.hours / 24:.2g} days)",
+        f"Assumed: {100 * UTILIZATION[units]:.0f}% of the peak of {units} units in "
+        f"{config.distribution.precision}, {_REASONS[units]};",
+        f"communication hidden behind arithmetic, {100 * USABLE_MEMORY:.0f}% of memory usable,",
+        f"{_KEPT_TENSORS} tensors kept of each layer, {_SCORE_TENSORS} the size of the scores.",
     ]
 
 
@@ -179,26 +190,37 @@ def main() -> None:
     """Prints the plan."""
     config = config_lib.make(cli_flags.given_settings())
     device, count = parse_hardware(cli_flags.FLAGS.hardware)
-    images = cli_flags.FLAGS.images or IMAGES.get(config.data.dataset, 0)
-    if not images:
-        raise UserError(
-            f"--images: expected the number of training images of {config.data.dataset}. "
-            "Received: nothing."
-        )
     cli_flags.import_tensorflow_quietly()
+    images = cli_flags.FLAGS.images or _count_images(config)
     plan = make_plan(config, device, count, images)
     print(f"{config.data.dataset} on {cli_flags.FLAGS.hardware}")
-    print("\n".join(describe(plan, config, count)))
+    print("\n".join(describe(plan, config, device, count)))
+
+
+def _count_images(config: Config) -> int:
+    """Training images of a data set that is known, or of a folder that is here."""
+    if config.data.dataset in IMAGES:
+        return IMAGES[config.data.dataset]
+    if not config.data.data_dir:
+        raise UserError(
+            f"--images: expected the number of training images of {config.data.dataset}, or "
+            "--data_dir to count them. Received: neither."
+        )
+    from amdim_tf import sources
+
+    return len(sources.load(config.data, "train", files_as_files=True))
 
 
 if __name__ == "__main__":
     cli_flags.define_config_flags()
     flags.adopt_module_key_flags(cli_flags)
-    flags.DEFINE_string("hardware", "v100x4", "NAMExCOUNT, such as v100x8.")
+    flags.DEFINE_string(
+        "hardware", "v100x4", f"NAMExCOUNT, such as v100x8; names are {', '.join(DEVICES)}."
+    )
     flags.DEFINE_integer(
         "images",
         0,
-        "Training images, where the data set does not tell.",
+        "Training images, where neither the data set nor --data_dir tells.",
         lower_bound=0,
         upper_bound=10**12,
     )

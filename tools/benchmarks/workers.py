@@ -64,7 +64,7 @@ def _images_per_second(given: list[str], affinities: list[set[int]]) -> float:
     return statistics.harmonic_mean(rates[_WARM_UP_ROWS:])
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Below those that systems give to connections, which might take one before it is used."""
     ports: list[int] = []
     while len(ports) < count:
@@ -79,7 +79,7 @@ def environments(workers: int) -> list[dict[str, str]]:
     """TF_CONFIG of each worker on this machine; none for one process alone."""
     if workers == 1:
         return [{}]
-    addresses = [f"localhost:{port}" for port in _free_ports(workers)]
+    addresses = [f"localhost:{port}" for port in free_ports(workers)]
     return [
         {
             "TF_CONFIG": json.dumps(
