@@ -185,8 +185,8 @@ def test_an_overflow_skips_the_step_and_halves_the_scale(results):
     [
         ({"batch_size": 30}, 4, "a multiple of 4, the 4 replicas; the nearest: 28 and 32"),
         ({"batch_size": 3}, 4, "the nearest: 4. Received: 3"),
-        ({"batch_size": 46, "microbatch": 8}, 2, "--microbatch=8, or one with a divisor near it; "),
-        ({"batch_size": 46, "microbatch": 8}, 2, "the nearest: 32 and 48. Received: 46"),
+        ({"batch_size": 44, "microbatch": 8}, 2, "--microbatch=8, or one with a divisor near it; "),
+        ({"batch_size": 44, "microbatch": 8}, 2, "the nearest: 32 and 48. Received: 44"),
     ],
 )
 def test_a_batch_that_does_not_divide(settings, replicas, words):
