@@ -348,3 +348,23 @@ def test_no_test_image_that_can_be_decoded(tmp_path):
     settings = FigureSettings(("embedding",), str(tmp_path / "out"), str(tmp_path))
     with pytest.raises(UserError, match="expected at most 5% of 3 images"):
         figures._Figures(settings, config, None)._gallery  # noqa: B018
+
+
+def test_pairs_of_what_cannot_be_decoded(tmp_path):
+    """Whatever the number of images, there is one line and no picture."""
+    config = _folder(tmp_path, train=3)
+    write_tree(tmp_path, {f"test/c/{n}.jpg": b"\xff\xd8\xff no" for n in range(3)})
+    source = sources.load(config.data, "test")
+    with pytest.raises(UserError, match="--data_dir: expected images") as error:
+        figures._two_views(source, config, "rows", 2)
+    assert "\n" not in str(error.value)
+
+
+def test_long_names_and_names_of_several_lines(tmp_path):
+    names = ("n" * 500, "two\nlines\tand a tab", "c")
+    gallery = _gallery()._replace(class_names=names)
+    pyplot.close(embedding_figure.draw(gallery, "scenes"))
+    embedding_figure.write_projector(gallery, tmp_path)
+    assert len((tmp_path / "labels.tsv").read_text().splitlines()) == 1 + len(gallery.labels)
+    assert len(charts.drawable(names[0], 30)) <= 30
+    assert "\n" not in charts.one_line(names[1])

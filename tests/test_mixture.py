@@ -200,6 +200,29 @@ def test_a_posterior_does_not_depend_on_the_batch():
     np.testing.assert_allclose(together[3:4], alone, atol=1e-5)
 
 
+def test_a_posterior_takes_the_locations_of_the_same_images():
+    model = make_model(mixture_components=2)
+    outputs = model.encode(make_batch()["view1"])
+    for phi7 in (outputs["phi7"][:3], outputs["phi5"]):
+        with pytest.raises(ValueError, match="phi7 of as many images as f1"):
+            model.posterior(outputs["f1"], phi7)
+
+
+def test_negatives_are_of_all_images_of_a_batch_however_large():
+    images, places, chosen = 60_000, 49, mixture._NEGATIVES
+    assert images * places * chosen > 2**31
+    numbers = tf.reshape(tf.range(images * places, dtype=tf.int32), [images, places, 1])
+    layer = mixture.Mixture(2)
+    found = layer.choose_negatives(tf.cast(numbers, tf.float32), images, 0)[:, 0].numpy()
+    expected = np.arange(chosen) * (images * places) // chosen
+    np.testing.assert_array_equal(found, expected)
+    halves = [
+        layer.choose_negatives(tf.cast(half, tf.float32), images, offset)[:, 0].numpy()
+        for half, offset in zip(tf.split(numbers, 2), (0, images // 2), strict=True)
+    ]
+    np.testing.assert_array_equal(sum(halves), expected)
+
+
 def test_one_component_without_residual_trains_as_the_plain_model():
     """The mixture's own weights aside, every loss and gradient is that of a model without it."""
     losses, gradients = [], []

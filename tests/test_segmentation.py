@@ -1,15 +1,16 @@
 """Segmentation measures against scikit-learn and SciPy, k-means, cells, and the probe itself."""
 
 import json
+import sys
 
 import hypothesis
 import numpy as np
 import pytest
 import tensorflow as tf
 from hypothesis import strategies as st
-from pictures import encoded, picture
+from pictures import encoded, picture, write_tree
 from PIL import Image
-from test_train import run
+from test_train import ROOT, run
 
 from amdim_tf import (
     cells,
@@ -23,6 +24,9 @@ from amdim_tf import (
 from amdim_tf import config as config_lib
 from amdim_tf.errors import UserError
 from amdim_tf.evaluation import EvaluationSettings
+
+sys.path.append(str(ROOT / "tools"))
+import prepare_folder
 
 cluster = pytest.importorskip("sklearn.cluster")
 metrics = pytest.importorskip("sklearn.metrics")
@@ -243,3 +247,29 @@ def test_masks_of_16_bits_and_of_too_many_colours(tmp_path):
     path.write_bytes(tf.io.encode_png(noise).numpy())
     with pytest.raises(UserError, match="expected at most 256 colours"):
         list(masked_images.batches(config, str(masks)))
+
+
+def test_what_is_no_mask_of_its_own_is_refused(tmp_path):
+    images, masks = _folder(tmp_path)
+    settings = {"dataset": "folder", "data_dir": str(images), "image_size": 32}
+    config = config_lib.make(settings)
+    path = masks / "a" / "1.png"
+    whole = path.read_bytes()
+    for contents, named in (
+        (encoded(picture(36, 40), "JPEG"), "expected a PNG image. Received: other"),
+        (encoded(picture(36, 40), "GIF"), "expected a PNG image. Received: other"),
+        (whole[: len(whole) // 2], "expected a whole PNG image"),
+    ):
+        path.write_bytes(contents)
+        with pytest.raises(UserError, match=named):
+            list(masked_images.batches(config, str(masks)))
+    (images / "test" / "a" / "1.png").write_bytes(encoded(picture(36, 40), "PNG"))
+    with pytest.raises(UserError, match=r"two that it could belong to, .*1\.jpg and .*1\.png"):
+        masked_images.count(config, str(masks))
+    packed = tmp_path / "packed"
+    write_tree(tmp_path / "few", {f"{n}/a/0.jpg": picture(36, 40) for n in ("train", "test")})
+    prepare_folder.pack(tmp_path / "few", packed, 1000)
+    with pytest.raises(UserError, match="whose images are packed"):
+        masked_images.count(config_lib.make({**settings, "data_dir": str(packed)}), str(masks))
+    with pytest.raises(UserError, match="masks of their own"):
+        masked_images.count(config_lib.make({"dataset": "scenes"}), str(masks))
