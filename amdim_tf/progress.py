@@ -21,8 +21,10 @@ class Progress:
 
     def __init__(self, total: int, label: str, unit: str, start: int = 0, line_seconds=30.0):
         self._total, self._label, self._unit = total, label, unit
-        self._start, self._done, self._printed = start, start, start
-        self._began = self._shown = time.monotonic()
+        self._done, self._printed, self._shown = start, start, time.monotonic()
+        # Where the pace is measured from: the start, and the end of the first piece of work, which
+        # also compiles.
+        self._marks = [(start, self._shown)]
         self._line_seconds = line_seconds
         self._figures = ""
         self._bar = None
@@ -35,6 +37,8 @@ class Progress:
     def advance(self, count: int = 1) -> None:
         """Counts on; without a terminal, prints a line now and then."""
         self._done += count
+        if len(self._marks) == 1:
+            self._marks.append((self._done, time.monotonic()))
         if self._bar is not None:
             self._bar.update(count)
         elif time.monotonic() - self._shown >= self._line_seconds:
@@ -63,14 +67,19 @@ class Progress:
 
     def _print_line(self) -> None:
         self._shown, self._printed = time.monotonic(), self._done
-        pace = (self._shown - self._began) / max(self._done - self._start, 1)
-        left = int(pace * (self._total - self._done))
         print(
             f"{self._label} {self._done}/{self._total} {self._unit}s "
-            f"{left // 60:02d}:{left % 60:02d} left {self._figures}".rstrip(),
+            f"{tqdm.tqdm.format_interval(self._seconds_left())} left {self._figures}".rstrip(),
             file=sys.stderr,
             flush=True,
         )
+
+    def _seconds_left(self) -> float:
+        for done, moment in reversed(self._marks):
+            if self._done > done:
+                pace = (self._shown - moment) / (self._done - done)
+                return pace * (self._total - self._done)
+        return 0.0
 
 
 class Silence:

@@ -55,6 +55,12 @@ def _train(config: Config, model_dir, stop: StopSignals) -> AMDIM:
     source = sources.load(config.data, "train")
     per_epoch = input_pipeline.steps_per_epoch(source, config.training.batch_size)
     total = config.training.total_steps(len(source))
+    profiled = config.training.profile_steps
+    if profiled and profiled[0] > total:
+        raise UserError(
+            f"--profile_steps: expected steps up to the run's last, {total}. Received: "
+            f"{shown(profiled)}."
+        )
     with workers.watched(devices):
         distribution.check_same_settings(devices, config, len(source))
     with devices.strategy.scope(), workers.watched(devices):

@@ -5,6 +5,8 @@ import json
 import pytest
 from test_faults import _train, images
 
+from amdim_tf.errors import UserError
+
 __all__ = ["images"]  # a fixture
 
 
@@ -16,3 +18,8 @@ def test_the_profile_tab_has_the_steps(tmp_path, images):
     data, _ = convert.xspace_to_tool_data([str(trace)], "trace_viewer", {})
     names = {event.get("name") for event in json.loads(data)["traceEvents"]}
     assert any(name and "train_step" in name for name in names), sorted(map(str, names))[:50]
+
+
+def test_steps_beyond_the_run_are_refused(tmp_path, images):
+    with pytest.raises(UserError, match=r"--profile_steps: .* last, 4\. Received: 9,12"):
+        _train(tmp_path, images, train_steps=4, profile_steps=(9, 12))
