@@ -24,6 +24,7 @@ def _run(*words):
         (("train", *TINY, "--steps=1"), "peak memory"),
         (("inference", *TINY, "--steps=1"), "PyTorch"),
         (("input", *TINY, "--seconds=0.1"), "ratio"),
+        (("startup", *TINY, "--steps=1"), "train, to the first step"),
     ],
 )
 def test_suites(words, expected):

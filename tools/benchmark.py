@@ -10,6 +10,7 @@ Usage:
     python tools/benchmark.py nce
     python tools/benchmark.py probes
     python tools/benchmark.py workers --ndf=32 --n_rkhs=256 --n_depth=3 --batch_size=128
+    python tools/benchmark.py startup --flagfile=configs/quickstart.cfg
 
 train: the whole training step, online classifiers included, on images in memory. The limit is a
 large matrix product, repeated for a second before and after every step, since the speed of a shared
@@ -37,6 +38,8 @@ memory at batch 4096. (step_peak and nce_peak are the parts of these that need a
 probes: linear classifier and nearest neighbours on 50,000 features of 1,024 numbers.
 
 workers: two worker processes with a core each, beside one process with both cores, in turns.
+
+startup: from the command to the end of the first step, and imports beside TensorFlow's own.
 """
 
 import pathlib
@@ -52,7 +55,7 @@ from amdim_tf.errors import UserError
 
 cli_flags.define_config_flags()
 flags.adopt_module_key_flags(cli_flags)
-flags.DEFINE_integer("steps", 8, "`train`, `inference`: timed steps.", lower_bound=1)
+flags.DEFINE_integer("steps", 8, "`train`, `inference`, `startup`: timed turns.", lower_bound=1)
 flags.DEFINE_float("seconds", 3.0, "`input`: seconds of each turn.", lower_bound=0.1)
 flags.DEFINE_integer(
     "batches",
@@ -63,6 +66,7 @@ flags.DEFINE_integer(
 flags.DEFINE(cli_flags.PATH, "saved_model", None, "`extract`: the export that it runs.")
 _SUITES = (
     "train", "inference", "input", "checkpoints", "extract", "memory", "nce", "probes", "workers",
+    "startup",
 )  # fmt: skip
 _PARTS = ("step_peak", "nce_peak")
 
@@ -77,7 +81,17 @@ def main(suite: str) -> None:
     if suite == "extract":
         saved_model = cli_flags.require("saved_model", "the directory of an export")
     cli_flags.import_tensorflow_quietly()
-    from benchmarks import checkpoints, extract, inference, input, memory, probes, train, workers
+    from benchmarks import (
+        checkpoints,
+        extract,
+        inference,
+        input,
+        memory,
+        probes,
+        startup,
+        train,
+        workers,
+    )
 
     options = cli_flags.FLAGS
     given = [word for word in sys.argv[1:] if word != suite]
@@ -95,6 +109,7 @@ def main(suite: str) -> None:
         ),
         "probes": probes.run,
         "workers": lambda: workers.run(given),
+        "startup": lambda: startup.run(given, options.steps),
     }[suite]()
 
 
