@@ -25,6 +25,13 @@ class Collector:
     synchronized: bool = False
     moments: dict[str, tf.Tensor] = dataclasses.field(default_factory=dict)
 
+    def add(self, path: str, mean, variance) -> None:
+        """Keeps a layer's statistics [G, C], after those of groups that passed it before."""
+        moments = tf.stack([mean, variance])  # [2, G, C]
+        if path in self.moments:
+            moments = tf.concat([self.moments[path], moments], axis=1)
+        self.moments[path] = moments
+
 
 _COLLECTOR: contextvars.ContextVar[Collector | None] = contextvars.ContextVar(
     "collector", default=None
@@ -113,7 +120,7 @@ class BatchNorm(keras.layers.Layer):
         if collector is None:
             self.move(mean, unbiased)
         else:
-            collector.moments[self.moving_mean.path] = tf.stack([mean, unbiased])  # [2, G, C]
+            collector.add(self.moving_mean.path, mean, unbiased)
         scale = self.gamma * tf.math.rsqrt(variance + self.epsilon)  # [G, C]
         offset = self.beta - mean * scale  # [G, C]
         normalized = grouped * scale[:, None] + offset[:, None]  # [G, M, C]

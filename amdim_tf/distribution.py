@@ -90,6 +90,8 @@ def resolve(config: Config, stop: StopSignals | None = None) -> Distribution:
         return Distribution(strategy, cluster.worker, workers, compiled)
     if len(devices) > 1:
         return Distribution(tf.distribute.MirroredStrategy(devices), compiled=compiled)
+    if devices == ["CPU:0"] and not compiled:
+        _share_two_cores()
     return Distribution(tf.distribute.get_strategy(), compiled=compiled)
 
 
@@ -146,6 +148,18 @@ def check_batch(config: Config, replicas: int) -> None:
         f"--batch_size: expected a multiple of {unit}, {why}; the nearest: "
         f"{' and '.join(map(str, nearest))}. Received: {batch}."
     )
+
+
+def _share_two_cores() -> None:
+    """Of two cores, gives each operation one: a step computes both views side by side.
+
+    Only there, as nothing is known of more cores. TF_NUM_INTRAOP_THREADS, or a process in which
+    TensorFlow has begun already, is left as it is: the numbers are the same up to rounding.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    if cores == 2 and not os.environ.get("TF_NUM_INTRAOP_THREADS"):
+        with contextlib.suppress(RuntimeError):
+            tf.config.threading.set_intra_op_parallelism_threads(1)
 
 
 def _split_cpu(replicas: int) -> None:

@@ -7,6 +7,7 @@ of those of all images in the batch; B images, S locations of a consequent map, 
 from __future__ import annotations
 
 import collections
+import functools
 import typing
 
 import tensorflow as tf
@@ -247,44 +248,62 @@ def multiscale_losses(
 
 def multiscale_gradients(
     tasks, view1, view2, locations1, locations2, clip, regularization,
-    block="auto", compiled=False, mixtures=(), temperature=1.0, scale=1.0,
+    block="auto", compiled=False, mixtures=(), temperature=1.0, scale=1.0, side_by_side=False,
 ):  # fmt: skip
     """The same losses, and the gradient of their sum with respect to views and mixtures.
 
-    Each task and direction adds its gradient to that of the ones before, and only then the next
-    begins: no more than one gradient exists beside the sum.
+    Each task adds its gradient to that of the ones before, and only then the next begins: no more
+    than one gradient exists beside the sum. So do the two directions of a task, unless they are
+    computed side by side.
 
     Args:
         scale: a factor of the gradient, not of the losses.
+        side_by_side: let both directions of a task be computed at the same time where their scores
+            are small enough for one block.
 
     Returns:
         (what `multiscale_losses` gives, the gradient as (view1, view2, mixtures)).
     """
     given = (view1, view2, tuple(mixtures))
     leaves = tf.nest.flatten(given)
-    losses, gradients, previous = collections.defaultdict(list), [None] * len(leaves), []
-    for task, compute in _directions(
-        tasks, view1, view2, locations1, locations2, clip, regularization, block, compiled,
-        mixtures, temperature,
+    lanes = 2 if side_by_side and _fits_one_block(tasks, view1, mixtures, block) else 1
+    losses = collections.defaultdict(list)
+    sums, previous = [[None] * len(leaves)] * lanes, [[]] * lanes
+    for number, (task, compute) in enumerate(
+        _directions(
+            tasks, view1, view2, locations1, locations2, clip, regularization, block, compiled,
+            mixtures, temperature,
+        )
     ):  # fmt: skip
-        with tf.control_dependencies(previous):
+        lane = number % lanes
+        with tf.control_dependencies(previous[lane]):
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch(leaves)
                 result = compute()
                 total = (result.loss + result.regularizer) * (scale / 2)
-            more = tape.gradient(total, leaves)
-        gradients = [
-            b if a is None else a if b is None else a + b
-            for a, b in zip(gradients, more, strict=True)
-        ]
-        previous = [gradient for gradient in gradients if gradient is not None]
+            sums[lane] = _added(sums[lane], tape.gradient(total, leaves))
+        previous[lane] = [gradient for gradient in sums[lane] if gradient is not None]
         losses[task].append(result)
     # φ1 has no gradient where a mixture takes its place.
     gradients = [
         tf.zeros_like(leaf) if gradient is None else gradient
-        for gradient, leaf in zip(gradients, leaves, strict=True)
+        for gradient, leaf in zip(functools.reduce(_added, sums), leaves, strict=True)
     ]
     return _averaged(losses), tf.nest.pack_sequence_as(given, gradients)
+
+
+def _added(gradients, more):
+    """Their sums, in which None stands for zero."""
+    return [
+        b if a is None else a if b is None else a + b for a, b in zip(gradients, more, strict=True)
+    ]
+
+
+def _fits_one_block(tasks, view, mixtures, block) -> bool:
+    """Whether no task's scores are computed in several blocks."""
+    components = mixtures[0].shape[1] if mixtures else 1
+    shapes = [flat_locations(view[parse_task(task)[1]]).shape for task in tasks]
+    return all(block_rows(block, shape[0], shape, components) == shape[0] for shape in shapes)
 
 
 def _directions(

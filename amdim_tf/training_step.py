@@ -67,6 +67,8 @@ class TrainingStep:
     ):
         self._model, self._settings, self._compiled = model, settings, compiled
         self._whole = compiled and not islands
+        # On a CPU an operation keeps several cores busy less well than several operations do.
+        self._side_by_side = not compiled and not tf.config.list_physical_devices("GPU")
         self._synchronized = settings.batch_norm == "synchronized"
         self.forward = self._forward
         # Synchronized batch norm communicates within the pass.
@@ -140,18 +142,23 @@ class TrainingStep:
     def embed(self, view1, view2):
         """Both views through encoder and embeddings: what the NCE takes, and f1 [2b, D].
 
-        One pass for both views; groups keep their batch statistics apart.
+        As two passes that can be computed side by side, or as one, in which groups keep their
+        batch statistics apart. Replicas make one: synchronized batch norm communicates within it.
         """
         model = self._model
-        images = tf.concat([view1, view2], axis=0)  # [2b, S, S, 3]
-        features = model.encoder(images, training=True, groups=2)
-        embeddings = model.embed(features, model.scales, training=True, groups=2)
-        halves = {scale: tf.split(value, 2) for scale, value in embeddings.items()}
-        views = tuple({scale: half[view] for scale, half in halves.items()} for view in (0, 1))
-        mixtures = ()
-        if model.mixture is not None:
-            mixtures = tuple(tf.split(model.mixture(features["f1"]), 2))
-        return Embedded(views, mixtures), features["f1"]
+        apart = self._side_by_side and replicas.count() == 1
+        passes = [view1, view2] if apart else [tf.concat([view1, view2], axis=0)]  # [2b, S, S, 3]
+        views, mixtures, f1 = [], [], []
+        for images in passes:
+            groups = 2 // len(passes)
+            features = model.encoder(images, training=True, groups=groups)
+            embeddings = model.embed(features, model.scales, training=True, groups=groups)
+            parts = {scale: tf.split(value, groups) for scale, value in embeddings.items()}
+            views += [{scale: part[i] for scale, part in parts.items()} for i in range(groups)]
+            if model.mixture is not None:
+                mixtures += tf.split(model.mixture(features["f1"]), groups)
+            f1.append(features["f1"])
+        return Embedded(tuple(views), tuple(mixtures)), tf.concat(f1, axis=0)
 
     def _forward(self, data, labelled) -> Forward:
         """A pass over some of a replica's images, with the classifiers' share of their loss.
@@ -261,6 +268,7 @@ class TrainingStep:
             embedded.mixtures,
             settings.mixture_temperature,
             1.0 if scale is None else scale,
+            self._side_by_side,
         )
         return tasks, Embedded(tuple(views), mixtures)
 

@@ -157,3 +157,30 @@ def test_any_task_in_both_directions(task):
         consequents = target[m].numpy().reshape(4, -1, 6)
         expected += np.array(_slow_loss(antecedents, consequents, 20.0, 0.04)) / 2
     np.testing.assert_allclose(result, expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize("block", ["auto", "3"])
+@pytest.mark.parametrize("side_by_side", [False, True])
+def test_gradients_of_all_tasks(side_by_side, block):
+    rng = np.random.default_rng(4)
+    given = _views(rng, 4, 6), _views(rng, 4, 6)
+    locations = [{5: tf.constant(rng.integers(0, 25, 4))} for _ in range(2)]
+    tasks = ["1to5", "1to7", "5to5"]
+    with tf.GradientTape() as tape:
+        tape.watch(tf.nest.flatten(given))
+        expected = nce.multiscale_losses(tasks, *given, *locations, 20.0, 0.04)
+        total = tf.add_n([tf.add_n(result) for result in expected.values()])
+    slopes = tape.gradient(total, given)
+
+    @tf.function(autograph=False)
+    def compute(view1, view2):
+        return nce.multiscale_gradients(
+            tasks, view1, view2, *locations, 20.0, 0.04, block, side_by_side=side_by_side
+        )
+
+    found, (*gradient, mixtures) = compute(*given)
+    assert mixtures == ()
+    for task in tasks:
+        np.testing.assert_allclose(found[task], expected[task], rtol=1e-5)
+    for a, b in zip(tf.nest.flatten(gradient), tf.nest.flatten(slopes), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-7)
