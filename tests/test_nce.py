@@ -164,6 +164,7 @@ def test_any_task_in_both_directions(task):
 def test_gradients_of_all_tasks(side_by_side, block):
     rng = np.random.default_rng(4)
     given = _views(rng, 4, 6), _views(rng, 4, 6)
+    given = tf.nest.map_structure(lambda values: tf.cast(values, tf.float32), given)
     locations = [{5: tf.constant(rng.integers(0, 25, 4))} for _ in range(2)]
     tasks = ["1to5", "1to7", "5to5"]
     with tf.GradientTape() as tape:

@@ -94,7 +94,8 @@ def main(suite: str) -> None:
     )
 
     options = cli_flags.FLAGS
-    given = [word for word in sys.argv[1:] if word != suite]
+    settings = cli_flags.given_settings().items()
+    given = [f"--{name}={config_lib.shown(value)}" for name, value in settings]
     {
         "train": lambda: train.run(config, options.steps),
         "inference": lambda: inference.run(config, options.steps),

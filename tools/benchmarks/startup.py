@@ -52,8 +52,8 @@ def _first_step(given: list[str]) -> float:
         metrics, began = pathlib.Path(model_dir) / "metrics.csv", time.perf_counter()
         process = subprocess.Popen(
             [
-                sys.executable, "-m", "amdim_tf.train", *given, f"--model_dir={model_dir}",
-                "--epochs=0", "--train_steps=2", "--log_steps=1",
+                sys.executable, "-m", "amdim_tf.train", "--dataset=scenes", *given,
+                f"--model_dir={model_dir}", "--epochs=0", "--train_steps=2", "--log_steps=1",
             ],
             cwd=_ROOT, stdout=subprocess.DEVNULL, stderr=errors,
         )  # fmt: skip
