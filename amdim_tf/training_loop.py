@@ -104,7 +104,7 @@ def _train_in(
     say(
         f"Training on {len(source)} images of {config.data.dataset}, steps {restored.step} to "
         f"{total} ({len(source) // training.batch_size} make an epoch); "
-        f"{model.count_params():,} parameters{_shown_devices(devices)}."
+        f"{model.count_params():,} parameters, on {_shown_devices(devices)}."
     )
     check_data = functools.partial(_check_data, source, config, model_dir, devices.worker)
     check_data()
@@ -130,10 +130,12 @@ def _say_nothing(text: str) -> None:
 
 
 def _shown_devices(devices: Distribution) -> str:
-    if devices.replicas == 1:
-        return ""
+    """What the steps run on, with the kind of device: without its libraries a GPU goes unseen."""
+    if devices.one_device:
+        return "the GPU" if tf.config.list_physical_devices("GPU") else "the CPU"
+    kind = tf.DeviceSpec.from_string(devices.strategy.extended.worker_devices[0]).device_type
     workers = f" of {devices.workers} workers" if devices.workers > 1 else ""
-    return f", on {devices.replicas} replicas{workers}"
+    return f"{devices.replicas} {kind} replicas{workers}"
 
 
 def _restore(saved: checkpoints.Checkpoints, model_dir, devices) -> checkpoints.Restored:

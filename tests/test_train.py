@@ -148,7 +148,7 @@ def test_train_resume_and_contradict(tmp_path):
 
     # Nothing but the directory and what changes has to be said again.
     done = run("train", f"--model_dir={model_dir}", "--train_steps=6")
-    assert "steps 4 to 6" in done.stdout
+    assert "steps 4 to 6" in done.stdout and "parameters, on the CPU.\n" in done.stdout
     assert "--train_steps: 6 from here on (before: 4)." in done.stdout
     rows = (model_dir / "metrics.csv").read_text().splitlines()
     assert rows[:3] == first_rows

@@ -64,6 +64,7 @@ def test_workers_stop_together_and_go_on(tmp_path):
     assert [process.returncode for process in processes] == [75, 75], ends
     assert "Stopped by another worker" in ends[0][1] and "Stopped by SIGTERM" in ends[1][1]
     assert f"steps {killed} to" in ends[0][0] and not ends[1][0]
+    assert "parameters, on 2 CPU replicas of 2 workers.\n" in ends[0][0]
 
     stopped = _newest(tmp_path)
     assert stopped > killed

@@ -24,11 +24,10 @@ def run(given: list[str], turns: int) -> None:
     programs = {code: lambda code=code: _import(code) for code in _IMPORTS}
     programs["train, to the first step"] = lambda: _first_step(given)
     times: dict[str, list[float]] = {name: [] for name in programs}
-    for turn in range(turns + 1):
+    _first_step(given)  # reads all files from the disk
+    for _ in range(turns):
         for name, program in programs.items():
-            seconds = program()
-            if turn:  # the first reads the files from the disk
-                times[name].append(seconds)
+            times[name].append(program())
     print(f"seconds, medians of {turns} turns with their range")
     for name, values in times.items():
         between = f"({min(values):.2f} to {max(values):.2f})"
