@@ -99,10 +99,11 @@ def meet(cluster: Cluster, stop: StopSignals) -> None:
 
 
 def _listening(address: str) -> socket.socket:
-    """A socket at this worker's port, on all interfaces, as TensorFlow opens it."""
+    """A socket at this worker's port, on all interfaces, IPv6 too, as TensorFlow opens it."""
     port = int(_ADDRESS.fullmatch(address)[2])
+    both = {"family": socket.AF_INET6, "dualstack_ipv6": True}
     try:
-        return socket.create_server(("", port))
+        return socket.create_server(("", port), **(both if socket.has_dualstack_ipv6() else {}))
     except OSError as error:
         raise UserError(
             f"TF_CONFIG: expected a free port for this worker, {address}. Received: "

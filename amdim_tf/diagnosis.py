@@ -16,7 +16,8 @@ def describe_step(model: AMDIM, batch, logs: dict[str, tf.Tensor], step: int) ->
 
     Args:
         model: with the weights that the step began with.
-        batch: the step's batch, or one worker's part of it, for which locations are drawn anew.
+        batch: the step's batch, or as many of its first images as there is memory for; locations
+            are drawn anew for a part.
         logs: what `train_step` returned.
         step: the optimizer's count when the step began; it determines the drawn locations.
     """

@@ -131,15 +131,17 @@ def check_batch(config: Config, replicas: int) -> None:
     unit, why = replicas, f"the {replicas} replicas"
     if batch % replicas == 0:
         at_a_time = microbatches.size_of(share, most)
-        if at_a_time == 1 and config.distribution.batch_norm == "per_replica":
+        alone = at_a_time == 1 and config.distribution.batch_norm == "per_replica"
+        if alone and most == 1:
             flag, value = ("microbatch", most) if share > 1 else ("batch_size", batch)
+            other = "" if share > 1 else "; or --batch_norm=synchronized"
             raise UserError(
                 f"--{flag}: expected at least 2 images of each replica at a time, for batch norm "
-                f"to have statistics; or --batch_norm=synchronized. Received: {value} for "
-                f"{replicas} replicas and batches of {batch}."
+                f"to have statistics{other}. Received: {value} for {replicas} replicas and batches "
+                f"of {batch}."
             )
         # Far smaller microbatches than asked for would be slow, and have poor statistics.
-        if 2 * at_a_time >= most:
+        if 2 * at_a_time >= most and not alone:
             return
         unit *= most
         why += f" times --microbatch={most}, or one with a divisor near it"

@@ -146,7 +146,11 @@ class Loop:
         if self._training.nonfinite == "skip" and self._nonfinite <= limit:
             return
         self._saved.wait()
+        # No more images than the step itself has room for.
+        share = self._training.batch_size // self._devices.replicas
+        most = self._config.distribution.microbatch or share
         batch = stepping.of_this_worker(batch, self._devices)
+        batch = {name: value[:most] for name, value in batch.items()}
         found = diagnosis.describe_step(self._model, batch, logs, self._step - 1)
         go_on = f"--nonfinite=skip (--nonfinite_limit={limit} such steps)"
         if self._nonfinite > limit:

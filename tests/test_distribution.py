@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import socket
 import subprocess
 import sys
 import threading
@@ -187,6 +188,8 @@ def test_an_overflow_skips_the_step_and_halves_the_scale(results):
         ({"batch_size": 3}, 4, "the nearest: 4. Received: 3"),
         ({"batch_size": 44, "microbatch": 8}, 2, "--microbatch=8, or one with a divisor near it; "),
         ({"batch_size": 44, "microbatch": 8}, 2, "the nearest: 32 and 48. Received: 44"),
+        ({"batch_size": 127, "microbatch": 32}, 1, "the nearest: 96 and 128. Received: 127"),
+        ({"batch_size": 7, "microbatch": 2}, 1, "the nearest: 6 and 8. Received: 7"),
     ],
 )
 def test_a_batch_that_does_not_divide(settings, replicas, words):
@@ -251,6 +254,13 @@ def test_a_cluster_with_a_chief():
     cluster = {"worker": ["b:1", "c:1"], "chief": ["a:1"]}
     text = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 1}})
     assert clusters.parse(text) == (("a:1", "b:1", "c:1"), 2)
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="there is no IPv6")
+def test_workers_are_seen_at_both_kinds_of_addresses():
+    (port,) = cluster.free_ports(1)
+    with clusters._listening(f"[::1]:{port}"):
+        assert clusters._answers(f"127.0.0.1:{port}") and clusters._answers(f"[::1]:{port}")
 
 
 def test_workers_meet_or_are_told_who_is_missing(capsys, monkeypatch):

@@ -44,13 +44,34 @@ def test_the_paper_s_two_days_on_four_v100s():
     assert ": it fits" in done.stdout and "Assumed: 10% of the peak" in done.stdout
 
 
-def test_what_does_not_fit_fits_with_the_microbatch_it_names(plan):
-    device, count = plan.parse_hardware("v100x4")
-    made = plan.make_plan(_imagenet(), device, count, 1_281_167)
-    assert made.memory > made.capacity and 120 % made.fitting == 0
-    again = plan.make_plan(_imagenet(microbatch=made.fitting), device, count, 1_281_167)
+LARGE = {"ndf": 320, "n_rkhs": 2560, "n_depth": 10, "batch_size": 1008}
+
+
+@pytest.mark.parametrize(
+    "hardware, settings", [("v100x4", {}), ("v100x8", LARGE), ("a100x4", LARGE), ("a100x1", LARGE)]
+)
+def test_what_does_not_fit_fits_with_the_microbatch_it_names(plan, hardware, settings):
+    device, count = plan.parse_hardware(hardware)
+    config = _imagenet(**settings)
+    made = plan.make_plan(config, device, count, 1_281_167)
+    share = config.training.batch_size // count
+    assert made.memory > made.capacity and share % made.fitting == 0 and made.fitting > 1
+    again = plan.make_plan(_imagenet(**settings, microbatch=made.fitting), device, count, 1_281_167)
     assert again.memory <= again.capacity
     assert again.hours == pytest.approx(made.hours * 4 / 3)
+
+
+def test_a_microbatch_is_not_named_for_synchronized_batch_norm(plan):
+    device, count = plan.parse_hardware("v100x4")
+    config = _imagenet(batch_norm="synchronized")
+    made = plan.make_plan(config, device, count, 1000)
+    text = "\n".join(plan.describe(made, config, device, count))
+    assert f"--microbatch={made.fitting} would with --batch_norm=per_replica" in text
+
+
+def test_a_chip_of_two_devices(plan):
+    device, count = plan.parse_hardware("tpu_v3x4")
+    assert (count, device.memory) == (8, 16)
 
 
 def test_what_replicas_exchange(plan):

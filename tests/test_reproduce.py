@@ -68,6 +68,9 @@ def test_a_suite_is_run_once_and_tabulated(reproduce, suite, tmp_path, monkeypat
     monkeypatch.setattr(reproduce, "_Job", None)  # nothing is left to be started
     assert _run(reproduce, suite, tmp_path) == rows
     assert "2 of 2 runs are done" in capsys.readouterr().out
+    (tmp_path / "tiny.cfg").write_text(TINY + "--epochs=0\n")
+    with pytest.raises(UserError, match=r"--output_dir: .* other values of .*tiny.cfg"):
+        _run(reproduce, suite, tmp_path)
 
 
 @pytest.mark.slow
@@ -79,7 +82,7 @@ def test_a_run_that_fails_is_named(reproduce, suite, tmp_path):
 
 
 def test_a_folder_without_classes(reproduce, suite, tmp_path):
-    (tmp_path / "empty").mkdir()
+    write_tree(tmp_path / "empty", {"train/cat/0.jpg": picture(32, 32)})
     with pytest.raises(UserError, match=r"--data_dir: expected .* with a directory of images"):
         reproduce.run_suite(suite, tmp_path / "empty", tmp_path / "runs", [[0]])
-    assert not (tmp_path / "runs" / "data").exists()
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["suite.json"]

@@ -4,7 +4,7 @@ import re
 
 import pytest
 import tensorflow as tf
-from test_model import make_batch, make_config, make_model
+from test_model import make_batch, make_config
 
 from amdim_tf import distribution, training_loop
 
@@ -21,11 +21,16 @@ def _assert_static_and_on_the_device(hlo):
         assert callback not in hlo, callback
 
 
+def _step(**settings):
+    """A step in the form that accelerators run: both views as one batch."""
+    config = make_config(xla="on", **settings)
+    return training_loop.compiled_model(config, 3, 10, distribution.resolve(config)).training_step
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [32, 64, 128])
 def test_the_step_lowers_to_xla(size):
-    model = make_model(image_size=size, n_depth=1, use_bn=True)
-    step, batch = model.training_step, make_batch(size)
+    step, batch = _step(image_size=size, n_depth=1, use_bn=True), make_batch(size)
     drawn = step.draw(8)
     _assert_static_and_on_the_device(_hlo(step, batch, drawn))
     passes = {**batch, "noise": drawn["noise"]}
@@ -58,7 +63,5 @@ def _gradient_of(function):
 
 @pytest.mark.slow
 def test_microbatches_and_blocks_lower_to_xla():
-    config = make_config(n_depth=1, microbatch=4, nce_block="3", xla="on")
-    devices = distribution.resolve(config)
-    step = training_loop.compiled_model(config, 3, 10, devices).training_step
+    step = _step(n_depth=1, microbatch=4, nce_block="3")
     _assert_static_and_on_the_device(_hlo(step, make_batch(), step.draw(8)))

@@ -5,9 +5,10 @@ Usage:
     python tools/plan.py --flagfile=configs/imagenet.cfg --hardware=tpu_v5ex8 --microbatch=30
     python tools/plan.py --flagfile=configs/cifar10_reference.cfg --hardware=a100x1 --images=50000
 
---hardware is NAMExCOUNT; a TPU counts in chips. A folder's images are counted, or given by
---images. Printed are parameters, arithmetic, memory on each device and what would fit, bytes that
-devices exchange, and hours for the whole schedule, with the assumptions behind them.
+--hardware is NAMExCOUNT; a TPU counts in chips, and a v3 chip is two devices. A folder's images are
+counted, or given by --images. Printed are parameters, arithmetic, memory on each device and what
+would fit, bytes that devices exchange, and hours for the whole schedule, with the assumptions
+behind them.
 """
 
 import math
@@ -37,6 +38,7 @@ class Device(NamedTuple):
     half: float
     memory: float
     float32_units: str = "matrix"
+    parts: int = 1  # of which one such device is, in what is counted
 
     def units_for(self, precision: str) -> str:
         """Which units compute in a precision: matrix or plain."""
@@ -48,7 +50,7 @@ DEVICES = {
     "v100_32gb": Device(15.7, 125.0, 32, "plain"),
     "a100": Device(156.0, 312.0, 40),
     "h100": Device(494.0, 989.0, 80),
-    "tpu_v3": Device(123.0, 123.0, 32),
+    "tpu_v3": Device(61.5, 61.5, 16, parts=2),  # a core, with weights of its own
     "tpu_v4": Device(275.0, 275.0, 32),
     "tpu_v5e": Device(197.0, 197.0, 16),
 }
@@ -91,14 +93,15 @@ class Plan(NamedTuple):
 
 
 def parse_hardware(text: str) -> tuple[Device, int]:
-    """The device and how many of it NAMExCOUNT means."""
+    """The device and how many of them NAMExCOUNT means."""
     match = re.fullmatch(r"(\w+?)x([0-9]{1,6})", text)
     if not match or match[1] not in DEVICES or not 0 < int(match[2]) <= 10**5:
         raise UserError(
             f"--hardware: expected NAMExCOUNT with NAME among {', '.join(DEVICES)}, such as "
             f"v100x8. Received: {text!r:.80}."
         )
-    return DEVICES[match[1]], int(match[2])
+    device = DEVICES[match[1]]
+    return device, int(match[2]) * device.parts
 
 
 def make_plan(config: Config, device: Device, count: int, images: int) -> Plan:
@@ -130,11 +133,11 @@ def make_plan(config: Config, device: Device, count: int, images: int) -> Plan:
     rows = blocked_nce.block_rows(config.distribution.nce_block, batch, shape, components)
     scores = _SCORE_TENSORS * 4 * rows * components * shape[0] * shape[1]
     weights = 16 * parameters  # weight, gradient, and Adam's two moments
-    if config.distribution.microbatch:
-        weights += 4 * parameters  # the gradient's sum
+    summed = weights + 4 * parameters  # and the gradient's sum over microbatches
     capacity = USABLE_MEMORY * device.memory * 2**30
-    room = capacity - weights - embeddings - scores
-    divisors = [n for n in range(1, share + 1) if share % n == 0 and n * per_image <= room]
+    room = capacity - summed - embeddings - scores
+    # Batch norm needs two images.
+    divisors = [n for n in range(2, share) if share % n == 0 and n * per_image <= room]
     steps = config.training.total_steps(images)
     # A microbatch is embedded once more than a plain batch: 4 parts instead of 3.
     again = 4 / 3 if at_a_time < share else 1
@@ -143,7 +146,8 @@ def make_plan(config: Config, device: Device, count: int, images: int) -> Plan:
     utilization = UTILIZATION[device.units_for(config.distribution.precision)]
     seconds = steps * flops / (peak * 1e12 * utilization * count)
     return Plan(
-        parameters, flops, weights, per_image * at_a_time, embeddings, scores, capacity,
+        parameters, flops, summed if at_a_time < share else weights, per_image * at_a_time,
+        embeddings, scores, capacity,
         divisors[-1] if divisors else 0,
         gathered,
         4 * parameters if count > 1 else 0,
@@ -163,6 +167,8 @@ def describe(plan: Plan, config: Config, device: Device, count: int) -> list[str
         verdict = "it fits"
     elif plan.fitting:
         verdict = f"it does NOT fit; --microbatch={plan.fitting} would"
+        if config.distribution.batch_norm == "synchronized":
+            verdict += " with --batch_norm=per_replica"
     else:
         verdict = "it does NOT fit with any microbatch; use more devices, or a smaller model"
     units = device.units_for(config.distribution.precision)

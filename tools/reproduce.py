@@ -92,7 +92,7 @@ SUITES = {
 
 def define_flags() -> None:
     """In a function, so that the module can be imported beside other programs' flags."""
-    flags.DEFINE_enum("suite", None, sorted(SUITES), "What to run.", required=True)
+    flags.DEFINE_enum("suite", None, sorted(SUITES), "What to run.")
     flags.DEFINE(cli_flags.PATH, "data_dir", None, "Folder with train/CLASS and test/CLASS.")
     flags.DEFINE(cli_flags.PATH, "output_dir", None, "Directory for runs and tables.")
     flags.DEFINE_integer(
@@ -102,7 +102,7 @@ def define_flags() -> None:
 
 def main() -> None:
     """Reads the flags and runs the suite."""
-    suite = SUITES[cli_flags.FLAGS.suite]
+    suite = SUITES[cli_flags.require("suite", f"one of {', '.join(sorted(SUITES))}")]
     data_dir = pathlib.Path(cli_flags.require("data_dir", "a folder with train/ and test/"))
     output = pathlib.Path(cli_flags.require("output_dir", "a directory for runs and tables"))
     cores = sorted(os.sched_getaffinity(0))
@@ -114,6 +114,7 @@ def main() -> None:
 def run_suite(suite: Suite, data_dir, output: pathlib.Path, shares: list[list[int]]) -> None:
     """Does what is missing of a suite, with a run on each share of the cores at a time."""
     output.mkdir(parents=True, exist_ok=True)
+    _note_suite(suite, data_dir, output / "suite.json")
     subset = output / "data"
     if not subset.exists():
         _take_subset(data_dir, subset, suite.images_per_class)
@@ -121,17 +122,47 @@ def run_suite(suite: Suite, data_dir, output: pathlib.Path, shares: list[list[in
         _run_all(suite, subset, output, shares, stop)
 
 
+def _note_suite(suite: Suite, data_dir: pathlib.Path, path: pathlib.Path) -> None:
+    """Writes what the runs have in common, and refuses runs of something else."""
+    facts = {
+        "data_dir": str(data_dir.absolute()),
+        "images_per_class": suite.images_per_class,
+        suite.flagfile: (_ROOT / suite.flagfile).read_text(),
+        **{f"the setting {one.name}": list(one.flags) for one in suite.settings},
+    }
+    kept = {}
+    if path.exists():
+        try:
+            kept = dict(json.loads(safe_files.read_limited(path, 10**7)))
+        except (ValueError, TypeError) as error:
+            raise UserError(
+                f"{path}: expected what this program writes. Received: {error}. Choose another "
+                "--output_dir."
+            ) from None
+    others = [name for name, value in kept.items() if name in facts and facts[name] != value]
+    if others:
+        raise UserError(
+            f"--output_dir: expected runs of the same suite. Received: {path.parent}, made with "
+            f"other values of {', '.join(others)}. Choose another directory."
+        )
+    safe_files.write_whole(path, (json.dumps(kept | facts, indent=1) + "\n").encode())
+
+
 def _take_subset(data_dir: pathlib.Path, subset: pathlib.Path, per_class: dict[str, int]) -> None:
     """Copies the first images of each class, by name, to a folder of their own."""
-    aside = subset.with_name("data.partial")
-    shutil.rmtree(aside, ignore_errors=True)
-    for split in _SPLITS:
-        classes = sorted(path for path in (data_dir / split).glob("*") if path.is_dir())
+    found = {
+        split: sorted(path for path in (data_dir / split).glob("*") if path.is_dir())
+        for split in _SPLITS
+    }
+    for split, classes in found.items():
         if not classes:
             raise UserError(
                 f"--data_dir: expected {data_dir / split} with a directory of images for each "
                 "class. Received: none."
             )
+    aside = subset.with_name("data.partial")
+    shutil.rmtree(aside, ignore_errors=True)
+    for split, classes in found.items():
         for one in classes:
             (aside / split / one.name).mkdir(parents=True)
             images = sorted(path for path in one.iterdir() if path.is_file())

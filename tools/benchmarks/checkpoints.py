@@ -10,20 +10,19 @@ _STEPS, _TURNS = 100, 5
 
 def run(config) -> None:
     """Times turns of 100 steps of the configured model, every other one with a checkpoint."""
-    import tensorflow as tf
+    from amdim_tf import checkpoints, stepping, training_loop
 
-    from amdim_tf import checkpoints, training_loop
-
-    model = training_loop.compiled_model(config, measuring.CLASSES, per_epoch=1000)
-    step, data = tf.function(model.train_step), measuring.random_batch(config)
-    step(data)
+    devices = measuring.one_device(config)
+    model = training_loop.compiled_model(config, measuring.CLASSES, 1000, devices)
+    step, data = stepping.step_function(model, devices), measuring.random_batch(config)
+    step(data, False)
 
     def turn(saving: bool) -> float:
         def steps():
             if saving:
                 pauses.append(saved.begin_to_save(len(pauses) + 1, {}))
             for _ in range(_STEPS):
-                step(data)["loss"].numpy()
+                step(data, False)["loss"].numpy()
 
         return measuring.seconds_of(steps)
 

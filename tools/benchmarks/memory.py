@@ -18,6 +18,8 @@ import time
 import numpy as np
 from benchmarks import measuring
 
+from amdim_tf.errors import UserError
+
 _NCE = {"batch": 512, "large": 4096, "locations": 49, "channels": 1024}
 
 
@@ -43,9 +45,11 @@ def peak_of(prepare) -> float:
 def in_own_process(*words: str) -> float:
     """The number that another call of tools/benchmark.py prints."""
     script = pathlib.Path(__file__).resolve().parent.parent / "benchmark.py"
-    done = subprocess.run(
-        [sys.executable, str(script), *words], stdout=subprocess.PIPE, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, str(script), *words], stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        raise UserError(
+            f"{' '.join(words)}: expected to end well. Received: exit code {done.returncode}."
+        )
     return float(done.stdout.split()[-1])
 
 

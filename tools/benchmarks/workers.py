@@ -13,6 +13,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 
 from benchmarks import measuring
 
@@ -45,7 +46,8 @@ def _images_per_second(given: list[str], affinities: list[set[int]]) -> float:
     with tempfile.TemporaryDirectory() as model_dir, tempfile.TemporaryFile("w+") as errors:
         words = [
             sys.executable, "-m", "amdim_tf.train", "--dataset=scenes", *given,
-            f"--model_dir={model_dir}", f"--train_steps={_STEPS}", f"--log_steps={_ROW}",
+            f"--model_dir={model_dir}", "--epochs=0", f"--train_steps={_STEPS}",
+            f"--log_steps={_ROW}",
         ]  # fmt: skip
         processes = [
             subprocess.Popen(
@@ -55,7 +57,11 @@ def _images_per_second(given: list[str], affinities: list[set[int]]) -> float:
             )
             for cores, environment in zip(affinities, environments(len(affinities)), strict=True)
         ]  # fmt: skip
-        codes = [process.wait() for process in processes]
+        while None in (codes := [process.poll() for process in processes]):
+            if any(codes):  # the others would wait for it
+                for process in processes:
+                    process.terminate()
+            time.sleep(0.1)
         if any(codes):
             errors.seek(0)
             raise UserError(f"expected training to end well. Received: {errors.read()[-500:]}")
