@@ -85,4 +85,4 @@ def test_a_folder_without_classes(reproduce, suite, tmp_path):
     write_tree(tmp_path / "empty", {"train/cat/0.jpg": picture(32, 32)})
     with pytest.raises(UserError, match=r"--data_dir: expected .* with a directory of images"):
         reproduce.run_suite(suite, tmp_path / "empty", tmp_path / "runs", [[0]])
-    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["suite.json"]
+    assert not list((tmp_path / "runs").iterdir())  # so that another --data_dir can be given

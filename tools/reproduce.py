@@ -114,16 +114,18 @@ def main() -> None:
 def run_suite(suite: Suite, data_dir, output: pathlib.Path, shares: list[list[int]]) -> None:
     """Does what is missing of a suite, with a run on each share of the cores at a time."""
     output.mkdir(parents=True, exist_ok=True)
-    _note_suite(suite, data_dir, output / "suite.json")
-    subset = output / "data"
+    noted, subset = output / "suite.json", output / "data"
+    facts = _facts_of_runs(suite, data_dir, noted)
     if not subset.exists():
         _take_subset(data_dir, subset, suite.images_per_class)
+    # Only now: a --data_dir that was refused is to be mended by giving another.
+    safe_files.write_whole(noted, (json.dumps(facts, indent=1) + "\n").encode())
     with StopSignals() as stop:
         _run_all(suite, subset, output, shares, stop)
 
 
-def _note_suite(suite: Suite, data_dir: pathlib.Path, path: pathlib.Path) -> None:
-    """Writes what the runs have in common, and refuses runs of something else."""
+def _facts_of_runs(suite: Suite, data_dir: pathlib.Path, path: pathlib.Path) -> dict:
+    """What the runs have in common; refuses where those noted in `path` were of something else."""
     facts = {
         "data_dir": str(data_dir.absolute()),
         "images_per_class": suite.images_per_class,
@@ -145,7 +147,7 @@ def _note_suite(suite: Suite, data_dir: pathlib.Path, path: pathlib.Path) -> Non
             f"--output_dir: expected runs of the same suite. Received: {path.parent}, made with "
             f"other values of {', '.join(others)}. Choose another directory."
         )
-    safe_files.write_whole(path, (json.dumps(kept | facts, indent=1) + "\n").encode())
+    return kept | facts
 
 
 def _take_subset(data_dir: pathlib.Path, subset: pathlib.Path, per_class: dict[str, int]) -> None:
