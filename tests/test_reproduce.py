@@ -81,6 +81,18 @@ def test_a_run_that_fails_is_named(reproduce, suite, tmp_path):
     assert "--grayscale" in str(error.value) and "\n" not in str(error.value)
 
 
+def test_a_run_is_compared_with_the_baseline_of_its_own_seed(reproduce, suite, tmp_path):
+    suite = suite._replace(seeds=(0, 1))
+    runs = [reproduce.Run(setting, seed) for seed in (0, 1) for setting in suite.settings]
+    for run, accuracy in zip(runs, (0.6, 0.65, 0.5), strict=False):  # one is not done yet
+        results = {"linear": {"accuracy": accuracy}}
+        write_tree(tmp_path, {f"{run.name}/evaluation/folder.json": json.dumps(results).encode()})
+    reproduce._write_tables(suite, runs, tmp_path)
+    base, change = json.loads((tmp_path / "table.json").read_text())
+    assert base["linear"] == [60, 50] and base["mean"] == 55 and base["difference"] == 0
+    assert change["linear"] == [65] and change["mean"] == 65 and change["difference"] == 5
+
+
 def test_a_folder_without_classes(reproduce, suite, tmp_path):
     write_tree(tmp_path / "empty", {"train/cat/0.jpg": picture(32, 32)})
     with pytest.raises(UserError, match=r"--data_dir: expected .* with a directory of images"):

@@ -273,19 +273,20 @@ def _accuracy(model_dir: pathlib.Path) -> float | None:
 def _write_tables(suite: Suite, runs: list[Run], output: pathlib.Path) -> None:
     """table.json and table.md, from what is done so far."""
     found = {run: _accuracy(output / run.name) for run in runs}
-    rows, base = [], None
+    rows = []
     for setting in suite.settings:
-        values = [found[Run(setting, seed)] for seed in suite.seeds]
-        done = [100 * value for value in values if value is not None]
-        mean = statistics.mean(done) if done else None
-        base = mean if setting is suite.settings[0] else base
+        values = {seed: found[Run(setting, seed)] for seed in suite.seeds}
+        done = {seed: 100 * value for seed, value in values.items() if value is not None}
+        # Seeds differ by more than settings: each is compared with the baseline's own.
+        bases = {seed: found[Run(suite.settings[0], seed)] for seed in done}
+        changes = [done[seed] - 100 * base for seed, base in bases.items() if base is not None]
         rows.append(
             {
                 "name": setting.name,
                 "flags": list(setting.flags),
-                "linear": [round(value, 2) for value in done],
-                "mean": None if mean is None else round(mean, 2),
-                "difference": None if None in (mean, base) else round(mean - base, 2),
+                "linear": [round(value, 2) for value in done.values()],
+                "mean": round(statistics.mean(done.values()), 2) if done else None,
+                "difference": round(statistics.mean(changes), 2) if changes else None,
                 "paper": setting.paper,
             }
         )
