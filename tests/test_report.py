@@ -204,3 +204,11 @@ def test_a_table_with_an_endless_field_is_refused_by_name(tmp_path):
     with pytest.raises(UserError, match=r"metrics\.csv: expected rows of numbers"):
         report_tool.write(report_tool.read_runs([run]), tmp_path / "out")
     assert not list((tmp_path / "out").iterdir())
+
+
+def test_a_directory_in_the_way_of_a_report_is_refused_before_anything_is_drawn(tmp_path):
+    run = _write_run(tmp_path / "run", 0.5)
+    (tmp_path / "out" / "report.md").mkdir(parents=True)
+    with pytest.raises(UserError, match=r"--output_dir: expected to write .*report\.md"):
+        report_tool.write(report_tool.read_runs([run]), tmp_path / "out")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["report.md"]

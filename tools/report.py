@@ -364,6 +364,12 @@ def page(runs: list[Run], pictures: dict[str, pathlib.Path]) -> str:
 def write(runs: list[Run], output: pathlib.Path) -> None:
     """Writes the report and its pictures into a directory."""
     output.mkdir(parents=True, exist_ok=True)
+    for name in ("report.md", "report.html"):  # before any picture is drawn
+        if (output / name).is_dir():
+            raise UserError(
+                f"--output_dir: expected to write {output / name}. Received: a directory of that "
+                "name. Choose another."
+            )
     pictures = draw(runs, output)
     texts = {"report.md": markdown(runs, pictures), "report.html": page(runs, pictures)}
     for name, text in texts.items():  # names of files need not be UTF-8, the report is
