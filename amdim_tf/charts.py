@@ -16,8 +16,11 @@ from amdim_tf import safe_files
 
 # Names of classes and runs may have dollar signs; they are no mathematics.
 matplotlib.rcParams["text.parse_math"] = False
-# Okabe and Ito's colours, which colour-blind people can tell apart.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "#000000")
+# Okabe and Ito's colours, which colour-blind people can tell apart, a grey and a wine red.
+COLOURS = (
+    "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "#000000",
+    "#999999", "#882255",
+)  # fmt: skip
 MARKERS = "osD^vPX*"
 DPI = 120
 # Numbers from here on are damage; the ticks of an axis cannot tell them apart.
@@ -67,12 +70,15 @@ def one_line(text: str) -> str:
     return " ".join(text.splitlines()).replace("\t", " ")
 
 
-def confusion_matrix(confusion: list[list[int]], classes: list[str], path: pathlib.Path) -> None:
+def confusion_matrix(
+    confusion: list[list[int]], classes: list[str], title: str, path: pathlib.Path
+) -> None:
     """Which class is taken for which: a row per true class, in shares of its images.
 
     Args:
         confusion: K lists of K counts.
         classes: K names.
+        title: of the chart.
         path: of the PNG.
     """
     counts = np.array(confusion, float)
@@ -81,7 +87,7 @@ def confusion_matrix(confusion: list[list[int]], classes: list[str], path: pathl
     figure, axes = pyplot.subplots(figsize=(side, side), layout="constrained")
     picture = axes.imshow(100 * shares, cmap="cividis", vmin=0, vmax=100)
     figure.colorbar(picture, ax=axes, shrink=0.75, label="% of the true class")
-    axes.set(xlabel="predicted class", ylabel="true class", title="Confusion matrix")
+    axes.set(xlabel="predicted class", ylabel="true class", title=drawable(title))
     if len(classes) <= _NAMED_CLASSES:
         places, names = range(len(classes)), [drawable(name) for name in classes]
         axes.set_xticks(places, names, rotation=90)

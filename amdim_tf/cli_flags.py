@@ -6,6 +6,7 @@ TensorFlow is not imported here: help and mistakes in the flags are answered at 
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import platform
 import re
@@ -236,6 +237,9 @@ def run(main: Callable[..., None], words: int | None = 0, at_once: bool = False)
             program, *rest = FLAGS(argv)
         except flags.IllegalFlagValueError as error:
             sys.exit(_error_line(_value_mistake(error)))
+        except flags.CantOpenFlagFileError as error:
+            reason = str(error).partition("flagfile: ")[2]
+            sys.exit(_error_line(f"--flagfile: expected a file of flags. Received: {reason}."))
         except flags.Error as error:
             sys.exit(_error_line(str(error).removeprefix("ERROR:: ")))
         except UnicodeError:
@@ -253,14 +257,27 @@ def run(main: Callable[..., None], words: int | None = 0, at_once: bool = False)
 
     def guarded_main(argv):
         logging.set_verbosity(logging.WARNING)
-        code = _code_of(main, argv[1:])
-        if at_once:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
-        sys.exit(code)
+        if not at_once:
+            sys.exit(_code_of(main, argv[1:]))
+        code = _code_of(functools.partial(_with_own_temporary_files, main), argv[1:])
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
     app.run(guarded_main, flags_parser=parse)
+
+
+def _with_own_temporary_files(main: Callable[..., None], *words: str) -> None:
+    """Runs a program whose temporary files go with it.
+
+    AutoGraph writes some, and removes them at an end that os._exit does not reach.
+    """
+    with tempfile.TemporaryDirectory(prefix="amdim_tf-", ignore_cleanup_errors=True) as directory:
+        tempfile.tempdir = directory
+        try:
+            main(*words)
+        finally:
+            tempfile.tempdir = None
 
 
 def _code_of(main: Callable[..., None], words: list[str]) -> int:

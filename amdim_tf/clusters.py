@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import socket
+import threading
 import time
 from typing import Any, NamedTuple
 
 from amdim_tf.errors import Interrupted, UserError, warn
-from amdim_tf.signals import StopSignals
+from amdim_tf.signals import StopSignals, kept_from_threads
 
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.%]+\]|[^\s:/\[\]]+):([0-9]{1,5})")
 # Seconds between calls at workers that are missing, and until it is told; after that it is told
 # when twice as much time has passed.
 _CALL_SECONDS, _FIRST_WAIT = 0.2, 5.0
+# Seconds to wait for an answer, and how long one may be.
+_TALK_SECONDS, _MOST_LETTERS = 3.0, 100
+# What workers say to each other.
+_WORDS = "amdim_tf worker {} of {} with {} devices"
+_SAID = re.compile(_WORDS.format(*3 * ["([0-9]{1,9})"]))
 
 
 class Cluster(NamedTuple):
@@ -46,7 +53,7 @@ def parse(text: str) -> Cluster:
     others = set(cluster) - {"chief", "worker"}
     if others or not all(_is_addresses(value) for value in cluster.values()):
         raise refuse(f"the cluster {json.dumps(cluster)[:200]}")
-    if len(cluster.get("chief", ())) > 1:
+    if len(cluster.get("chief", [""])) != 1:
         raise refuse(f"{len(cluster['chief'])} chiefs")
     places = [(job, number) for job in ("chief", "worker") for number in _numbers(cluster, job)]
     place = (task.get("type"), task.get("index"))
@@ -65,37 +72,139 @@ def _is_addresses(value: Any) -> bool:
 
 def _is_address(value: Any) -> bool:
     match = _ADDRESS.fullmatch(value) if isinstance(value, str) else None
-    return match is not None and 0 < int(match[2]) < 2**16
+    if match is None:
+        return False
+    try:
+        match[1].encode("idna")  # as the search for a host does
+    except UnicodeError:
+        return False
+    return 0 < int(match[2]) < 2**16
 
 
 def _numbers(cluster: dict[str, Any], job: str) -> range:
     return range(len(cluster.get(job, ())))
 
 
-def meet(cluster: Cluster, stop: StopSignals) -> None:
-    """Returns when all workers have been seen at their addresses.
+def meet(cluster: Cluster, devices: int, stop: StopSignals) -> None:
+    """Returns when this worker has talked to all others.
 
-    TensorFlow would wait for them too, but without a word, and deaf to signals. Each worker listens
-    at its own address and calls at the others'; who has seen all of them goes on to TensorFlow,
-    which then listens there.
+    TensorFlow would wait for them too, but without a word, deaf to signals, and for whatever
+    answers at their addresses. Each worker listens at its own address and calls at the others'; who
+    has talked to all of them goes on to TensorFlow, which then listens there.
+
+    Args:
+        cluster: of this worker.
+        devices: that this worker has; all need as many.
+        stop: what ends the wait.
 
     Raises:
-        UserError: where the port of this worker is taken.
+        UserError: where the port of this worker is taken, or workers do not fit together.
         Interrupted: by a signal.
     """
     own, began = cluster.addresses[cluster.worker], time.monotonic()
-    missing = [address for address in cluster.addresses if address != own]
-    told = _FIRST_WAIT
-    with _listening(own):
-        while missing := [address for address in missing if not _answers(address)]:
+    words = _WORDS.format(cluster.worker, len(cluster.addresses), devices)
+    missing = {n: one for n, one in enumerate(cluster.addresses) if n != cluster.worker}
+    told, seen = _FIRST_WAIT, {}
+    with _Reception(own, words) as reception:
+        while True:
+            for caller in list(reception.callers):
+                missing.pop(_worker_of(caller, words), None)
+            for number, address in list(missing.items()):
+                answer = _call(address, words)
+                found = None if answer is None else _worker_of(answer, words)
+                if found == number:
+                    del missing[number]
+                elif found is not None:
+                    raise UserError(
+                        f"TF_CONFIG: expected worker {number} at {address}. Received: worker "
+                        f"{found}. Give all workers the same addresses in the same order."
+                    )
+                seen[address] = "" if answer is None else " (where something else answers)"
+            if not missing:
+                return
+            waited_for = ", ".join(address + seen.get(address, "") for address in missing.values())
             if stop.received:
-                raise Interrupted(
-                    f"Stopped by {stop.received} while waiting for {', '.join(missing)}."
-                )
+                raise Interrupted(f"Stopped by {stop.received} while waiting for {waited_for}.")
             if time.monotonic() - began >= told:
-                warn(f"worker {cluster.worker}, {own}, is waiting for {', '.join(missing)}.")
+                warn(f"worker {cluster.worker}, {own}, is waiting for {waited_for}.")
                 told *= 2
             time.sleep(_CALL_SECONDS)
+
+
+def _worker_of(text: str, own_words: str) -> int | None:
+    """Which worker says this; None if it is no worker of ours.
+
+    Raises:
+        UserError: where it does not fit this one.
+    """
+    told, own = (_SAID.fullmatch(one) for one in (text, own_words))
+    if told is None:
+        return None
+    if told[2] != own[2] or told[3] != own[3]:
+        raise UserError(
+            "TF_CONFIG: expected workers of the same cluster with as many devices each, which "
+            f"--replicas sets where there are no GPUs. Received: {own[0]}; and {told[0]}."
+        )
+    if told[1] == own[1]:
+        raise UserError(
+            f"TF_CONFIG: expected one worker {own[1]}. Received: two with this index, or two "
+            "addresses of the same. Give each worker an index and an address of its own."
+        )
+    return int(told[1])
+
+
+class _Reception:
+    """Answers whoever calls at this worker's address, and notes what they say; in a thread."""
+
+    def __init__(self, address: str, words: str):
+        self.callers: list[str] = []
+        self._socket, self._words = _listening(address), words
+        self._socket.settimeout(_CALL_SECONDS)
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._answer_all, daemon=True)
+
+    def __enter__(self) -> _Reception:
+        """Opens."""
+        with kept_from_threads():
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_) -> None:
+        """Closes; the port is free then."""
+        self._closed.set()
+        self._thread.join()
+        self._socket.close()
+
+    def _answer_all(self) -> None:
+        while not self._closed.is_set():
+            with contextlib.suppress(OSError):  # nobody came, or they left in mid-word
+                connection, _ = self._socket.accept()
+                with connection:
+                    connection.settimeout(_TALK_SECONDS)
+                    said = _line_from(connection)
+                    connection.sendall(f"{self._words}\n".encode())
+                    self.callers.append(said)
+                    connection.recv(1)  # who ends a connection keeps its port for a while: not us
+
+
+def _call(address: str, words: str) -> str | None:
+    """What is answered at an address; None where nobody is."""
+    host, port = _ADDRESS.fullmatch(address).groups()
+    try:
+        connection = socket.create_connection((host.strip("[]"), int(port)), _TALK_SECONDS)
+    except OSError:
+        return None
+    with connection:
+        try:
+            connection.sendall(f"{words}\n".encode())
+            return _line_from(connection)
+        except OSError:
+            return ""
+
+
+def _line_from(connection: socket.socket) -> str:
+    with connection.makefile("rb") as file:
+        return file.readline(_MOST_LETTERS).decode(errors="replace").strip()
 
 
 def _listening(address: str) -> socket.socket:
@@ -109,12 +218,3 @@ def _listening(address: str) -> socket.socket:
             f"TF_CONFIG: expected a free port for this worker, {address}. Received: "
             f"{error.strerror}. End what uses it, or choose another port for all workers."
         ) from None
-
-
-def _answers(address: str) -> bool:
-    host, port = _ADDRESS.fullmatch(address).groups()
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=2).close()
-    except OSError:
-        return False
-    return True

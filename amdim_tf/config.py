@@ -444,7 +444,9 @@ def _checked(field: dataclasses.Field, value: Any) -> Any:
         or len(items) != length
         or not all(fits(item) for item in items)
     ):
-        raise UserError(f"--{field.name}: expected {wanted}. Received: {shown(value)[:200]}.")
+        raise UserError(
+            f"--{field.name}: expected {wanted}. Received: {shown(value)[:200] or 'nothing'}."
+        )
     converted = tuple(float(item) if kind == "float" else item for item in items)
     return converted if is_tuple else converted[0]
 
@@ -528,7 +530,8 @@ def _check_pieces(config: Config) -> None:
         )
     if profile and not (len(profile) == 2 and profile[0] <= profile[1]):
         raise UserError(
-            f"--profile_steps: expected FIRST,LAST, such as 100,110. Received: {shown(profile)}."
+            "--profile_steps: expected FIRST,LAST with LAST not before FIRST, such as 100,110. "
+            f"Received: {shown(profile)}."
         )
 
 

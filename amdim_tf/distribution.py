@@ -79,6 +79,8 @@ def resolve(config: Config, stop: StopSignals | None = None) -> Distribution:
         strategy = _tpu_strategy(settings.tpu)
         check_batch(config, strategy.num_replicas_in_sync)
         return Distribution(strategy, compiled=True)
+    if kind != "multi_worker":
+        os.environ.pop("TF_CONFIG", None)  # which MirroredStrategy reads too
     devices = _local_devices(settings, kind)
     workers = len(cluster.addresses) if cluster else 1
     check_batch(config, workers * len(devices))
@@ -86,6 +88,7 @@ def resolve(config: Config, stop: StopSignals | None = None) -> Distribution:
     if settings.replicas > 1:
         _split_cpu(settings.replicas)
     if cluster and workers * len(devices) > 1:
+        clusters.meet(cluster, len(devices), stop or StopSignals())
         strategy = _multi_worker_strategy(settings.replicas, cluster, stop or StopSignals())
         return Distribution(strategy, cluster.worker, workers, compiled)
     if len(devices) > 1:
@@ -184,7 +187,7 @@ def _tpu_strategy(name: str) -> tf.distribute.Strategy:
         tf.config.experimental_connect_to_cluster(resolver)
         tf.tpu.experimental.initialize_tpu_system(resolver)
     except (ValueError, OSError, tf.errors.OpError) as error:
-        reason = str(error).strip().splitlines()[0][:300]
+        reason = str(error).strip().splitlines()[0].split(". ")[0][:300]
         raise UserError(
             f"--tpu: expected a TPU, local or by name, and the package tensorflow-tpu. "
             f"Received: {name} ({reason})."
@@ -196,7 +199,6 @@ def _multi_worker_strategy(
     replicas: int, cluster: Cluster, stop: StopSignals
 ) -> tf.distribute.Strategy:
     """TensorFlow's engine for several machines; all of them have to be there."""
-    clusters.meet(cluster, stop)
     try:
         # TensorFlow takes SIGTERM when it connects, and cannot be interrupted.
         with _cpu_devices(replicas), stop.held_back():
@@ -244,26 +246,23 @@ def values_of_workers(strategy: tf.distribute.Strategy, *values: int) -> np.ndar
 _OWN_SETTINGS = frozenset({"data_dir", "max_bad_images", "tpu", "profile_steps"})
 
 
-def check_same_settings(devices: Distribution, config: Config, images: int) -> None:
+def check_same_settings(devices: Distribution, config: Config, facts: list[str]) -> None:
     """Refuses workers whose settings or images differ: each would train another model.
 
     Args:
-        devices: of the run; one worker always agrees with itself.
+        devices: of the run.
         config: this worker's settings.
-        images: how many it has to learn from.
+        facts: what else all have to agree on, in words.
     """
-    if devices.workers == 1:
-        return
     settings = settings_of(config)
     shared = {name: shown(settings[name]) for name in settings.keys() - _OWN_SETTINGS}
-    given = [f"--{name}={shared[name]}" for name in sorted(shared)]
-    given.append(f"{images} images in --data_dir")
+    given = [f"--{name}={shared[name]}" for name in sorted(shared)] + facts
     digests = [zlib.crc32(text.encode()) // 2 for text in given]  # that int32 has
     found = values_of_workers(devices.strategy, *digests)  # [replicas, n]
     different = [text for text, column in zip(given, found.T, strict=True) if len(set(column)) > 1]
     if different:
         raise UserError(
             f"TF_CONFIG: expected all {devices.workers} workers to have the same settings. "
-            f"Received on worker {devices.worker}: {', '.join(different)}; on others: something "
-            "else. Start all of them with the same flags."
+            f"Received on worker {devices.worker}: {', '.join(different)}; on others: what their "
+            "own lines say. Start all of them with the same flags."
         )

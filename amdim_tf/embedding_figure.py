@@ -38,7 +38,7 @@ def principal_components(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return places * signs, variances[order] / max(variances.sum(), 1e-12)
 
 
-def draw(gallery: Gallery, dataset: str):
+def draw(gallery: Gallery):
     """The plane of the two principal components of f1, a colour and marker per class."""
     places, shares = principal_components(gallery.f1)
     figure, axes = pyplot.subplots(figsize=(7.5, 6), layout="constrained")
@@ -52,26 +52,27 @@ def draw(gallery: Gallery, dataset: str):
             # Another marker in the second round of colours.
             marker = charts.MARKERS[(label + label // len(charts.COLOURS)) % len(charts.MARKERS)]
         axes.scatter(
-            *places[rows].T, s=14, color=colour, marker=marker, alpha=0.65, linewidths=0,
+            *places[rows].T, s=20, color=colour, marker=marker, alpha=0.65, linewidths=0,
             label=charts.drawable(gallery.class_names[label]) if named else None,
         )  # fmt: skip
     axes.set(
         xlabel=f"first principal component ({100 * shares[0]:.1f}% of the variance)",
         ylabel=f"second ({100 * shares[1]:.1f}%)",
-        title=f"f1 of {len(places)} images of {dataset}",
     )
+    figure.suptitle(f"f1 of {len(places)} images", fontsize=10)
     axes.grid(alpha=0.3)
     if named:
         axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
     return figure
 
 
-def write_projector(gallery: Gallery, directory: pathlib.Path) -> None:
+def write_projector(gallery: Gallery, directory: pathlib.Path, step: int) -> None:
     """Files of TensorBoard's projector: vectors, labels, and small pictures of the images.
 
     Args:
         gallery: what to show.
         directory: below the one that TensorBoard is pointed at; made if need be.
+        step: of the checkpoint.
     """
     directory.mkdir(parents=True, exist_ok=True)
     pictures = sprite_pictures(gallery.pictures)
@@ -93,6 +94,9 @@ def write_projector(gallery: Gallery, directory: pathlib.Path) -> None:
     embedding.sprite.image_path = "sprites.png"
     embedding.sprite.single_image_dim.extend([pictures.shape[2], pictures.shape[1]])
     projector.visualize_embeddings(str(directory), config)
+    # TensorBoard shows directories with events only.
+    with tf.summary.create_file_writer(str(directory)).as_default(step=step):
+        tf.summary.text("f1", f"f1 of {len(gallery.labels)} images")
 
 
 def sprite_pictures(pictures: np.ndarray) -> np.ndarray:

@@ -72,6 +72,11 @@ flags.DEFINE_integer(
     "Evaluate the checkpoint of this step, which --keep_every has kept, instead of the newest.",
     lower_bound=0,
 )
+flags.DEFINE_float(
+    "max_bad_images",
+    None,
+    "Largest share of images that may be undecodable (default: the run's own).",
+)
 flags.DEFINE_bool(
     "watch", False, "Evaluate the newest checkpoint of a running training, until its last step."
 )

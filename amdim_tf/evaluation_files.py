@@ -45,15 +45,17 @@ def _write(model_dir: pathlib.Path, directory: pathlib.Path, results: dict[str, 
     confusion = results.get("linear", results.get("mlp", {})).get("confusion")
     picture = directory / f"{dataset}_confusion.png" if confusion else None
     if picture:
-        charts.confusion_matrix(confusion, results["classes"], picture)
+        title = f"{'linear' if 'linear' in results else 'mlp'}, {dataset}, step {results['step']}"
+        charts.confusion_matrix(confusion, results["classes"], title, picture)
     logs = model_dir / "logs" / "evaluation"
     try:
         _log(logs, results, picture)
     except tf.errors.OpError as error:
         raise UserError(
             f"{logs}: expected a directory to write TensorBoard's events into. Received: "
-            f"{tensorflow_reason(error)}. The results are in {directory / dataset}.json."
+            f"{tensorflow_reason(error)}. The results are in {path}."
         ) from None
+    print(f"Wrote {path}.")
 
 
 def _with_earlier(results: dict[str, Any], path: pathlib.Path) -> dict[str, Any]:
@@ -120,6 +122,8 @@ def _print_segmentation(results: dict[str, Any]) -> None:
         f"\nSegmentation of {found['images']} test images of {results['dataset']} into "
         f"{found['components']} regions (step {results['step']})."
     )
+    if found["left_out"]:
+        print(f"{found['left_out']} more show a single segment, and are left out.")
     headings = "".join(f"{text:>24}" for text in segmentation_probe.MEASURES.values())
     print(" " * 22 + headings)
     print(" " * 22 + "".join(f"{resolution:>12}" for _, resolution in columns))
@@ -183,6 +187,8 @@ def comparable(history: list[dict], results: dict[str, Any]) -> list[dict[str, f
 def _extend_history(path: pathlib.Path, results: dict[str, Any]) -> list[dict]:
     """Adds the figures of this step to the history, a row per step and conditions; all rows."""
     there = read_history(path)
+    if not accuracies(results):  # of segmentation, which the history does not have
+        return there
     _keep_damaged(path, len(there))
     rows = {(row["conditions"], row["step"]): row for row in there}
     place = {"step": results["step"], "conditions": conditions_of(results)}

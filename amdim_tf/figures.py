@@ -25,6 +25,7 @@ from amdim_tf.config import Config, DataConfig
 from amdim_tf.errors import UserError, tensorflow_reason
 from amdim_tf.examples import Source, subset
 from amdim_tf.model import AMDIM
+from amdim_tf.progress import Progress
 from amdim_tf.retrieval_figure import Gallery
 from amdim_tf.summaries import image_grid
 
@@ -33,7 +34,7 @@ FIGURES = ("views", "retrieval", "similarity", "segmentation", "embedding")
 _SHOWN_SIDE = 96
 _TITLE_PIXELS = 40
 # Images that queries find their neighbours among, and images of the embedding.
-_GALLERY, _EMBEDDED = 4000, 1500
+_GALLERY, _EMBEDDED, _FEWEST_EMBEDDED = 4000, 1500, 3
 _BATCH = 250
 
 
@@ -80,10 +81,13 @@ def draw(settings: FigureSettings, config: Config) -> None:
         model, step = checkpoints.load_model(settings.model_dir, step_wanted=True)
     if "segmentation" in settings.names:
         segmentation_probe.require_mixture(model, "--figures=segmentation")
-    figures = _Figures(settings, config, model)
+    figures = _Figures(settings, config, model, step)
     for name in settings.names:
         try:
             figure = getattr(figures, name)()
+            if name != "views":
+                whence = f"({config.data.dataset}, step {step})"
+                figure.suptitle(f"{figure.get_suptitle()} {whence}", fontsize=10)
             paths = _write(figure, name, settings.output_dir)
             if settings.model_dir:
                 _log(settings.model_dir, name, paths[0], step)
@@ -98,8 +102,8 @@ def draw(settings: FigureSettings, config: Config) -> None:
 class _Figures:
     """A method for each figure; what several of them need is made once."""
 
-    def __init__(self, settings: FigureSettings, config: Config, model: AMDIM | None):
-        self._settings, self._config, self._model = settings, config, model
+    def __init__(self, settings: FigureSettings, config: Config, model: AMDIM | None, step: int):
+        self._settings, self._config, self._model, self._step = settings, config, model, step
 
     def views(self):
         """Pairs of views for the given flags."""
@@ -143,13 +147,18 @@ class _Figures:
     def embedding(self):
         """The plane of principal components; the projector's files go to the run's logs."""
         whole = self._gallery
+        if len(whole.labels) < _FEWEST_EMBEDDED:
+            raise UserError(
+                f"--figures=embedding: expected at least {_FEWEST_EMBEDDED} images, for a plane. "
+                f"Received: {len(whole.labels)}."
+            )
         few = Gallery(
             whole.pictures[:_EMBEDDED], whole.labels[:_EMBEDDED], whole.f1[:_EMBEDDED],
             whole.class_names,
         )  # fmt: skip
         directory = pathlib.Path(self._settings.model_dir) / "logs" / "projector"
-        embedding_figure.write_projector(few, directory)
-        return embedding_figure.draw(few, self._config.data.dataset)
+        embedding_figure.write_projector(few, directory, self._step)
+        return embedding_figure.draw(few)
 
     def _pairs(self, in_a_row: int = 1):
         """(pictures, encodings), each of two augmented views of test images."""
@@ -169,10 +178,12 @@ class _Figures:
         random = np.random.default_rng(config.training.seed)
         chosen = subset(source, random.permutation(len(source))[:_GALLERY])
         pictures, labels, f1 = [], [], []
-        for images, numbers in input_pipeline.evaluation_batches(chosen, config, _BATCH):
-            pictures.append(views.denormalize(config.views, images).numpy())
-            labels.append(numbers.numpy())
-            f1.append(self._model.encoder(images, training=False)["f1"].numpy())
+        with Progress(len(chosen), "encode", "image") as progress:
+            for images, numbers in input_pipeline.evaluation_batches(chosen, config, _BATCH):
+                pictures.append(views.denormalize(config.views, images).numpy())
+                labels.append(numbers.numpy())
+                f1.append(self._model.encoder(images, training=False)["f1"].numpy())
+                progress.advance(len(images))
         chosen.skipped.check()
         if not f1:
             raise UserError(
@@ -232,8 +243,8 @@ def _write(figure, name: str, output_dir) -> list[pathlib.Path]:
             charts.save(figure, path)
     except OSError as error:
         raise UserError(
-            f"--output_dir: expected a directory that can be written. Received: {output_dir} "
-            f"({error.strerror})."
+            f"--output_dir: expected a directory that can be written. Received: "
+            f"{error.filename or output_dir} ({error.strerror})."
         ) from None
     finally:
         pyplot.close(figure)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
-from matplotlib import patches, pyplot
+from matplotlib import cm, colors, patches, pyplot
 
 from amdim_tf import charts
 
 HEAT = "viridis"
+_HEAT_SHARE = 0.8  # of what is drawn over a picture
+# In an order in which the first few differ in lightness, also to eyes that take red for green.
+_COMPONENTS = ("#0072B2", "#D55E00", "#F0E442", "#56B4E9", "#CC79A7", "#009E73", "#E69F00")
 # Inches of a picture's side.
 SIDE = 1.15
 # Pictures' sides of a row whose pictures have titles.
@@ -54,13 +57,13 @@ def show_heat(axes, picture: np.ndarray, values: np.ndarray, limits, title: str 
     grey = picture.astype(np.float32).mean(axis=-1)
     axes.imshow(grey, cmap="gray", vmin=0, vmax=255, interpolation="nearest", extent=(0, 1, 1, 0))
     edge = 0.5 - len(values) / 16
-    drawn = axes.imshow(
-        values, cmap=HEAT, vmin=limits[0], vmax=limits[1], alpha=0.8, interpolation="nearest",
-        extent=(edge, 1 - edge, 1 - edge, edge),
-    )  # fmt: skip
+    scaled = cm.ScalarMappable(colors.Normalize(*limits), HEAT)
+    # Of alpha=, a PDF would have the square: matplotlib gives it to the pixels and to the picture.
+    pixels = scaled.to_rgba(values, alpha=_HEAT_SHARE)
+    axes.imshow(pixels, interpolation="nearest", extent=(edge, 1 - edge, 1 - edge, edge))
     axes.set(xlim=(0, 1), ylim=(1, 0))
     axes.set_title(charts.drawable(title, _TITLE_LETTERS), fontsize=7, pad=2)
-    return drawn
+    return scaled
 
 
 def mark_cell(axes, row: int, column: int, side: int, name: str, colour: str) -> None:
@@ -76,7 +79,7 @@ def mark_cell(axes, row: int, column: int, side: int, name: str, colour: str) ->
     behind = {"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none"}
     axes.text(
         left + 1 / 16, top + 1 / 16, name, fontsize=7, ha="center", va="center", color="black",
-        bbox={**behind, "alpha": 0.8},
+        bbox=behind,
     )  # fmt: skip
 
 
@@ -98,7 +101,7 @@ def component_colours(count: int) -> np.ndarray:
 
     Beyond as many as there are, they come again, darker each time.
     """
-    available = [[int(name[i : i + 2], 16) for i in (1, 3, 5)] for name in charts.COLOURS[:-1]]
+    available = [[int(name[i : i + 2], 16) for i in (1, 3, 5)] for name in _COMPONENTS]
     rounds = -(-count // len(available))
     shades = np.linspace(1, 0, rounds, endpoint=False)[:, None, None]  # [rounds, 1, 1]
     return np.float32(shades * np.array(available)).reshape(-1, 3)[:count]

@@ -105,7 +105,7 @@ def _read(image: pathlib.Path, mask: pathlib.Path, config: Config):
     if len(found) > _MOST_SEGMENTS:
         raise UserError(
             f"{mask}: expected at most {_MOST_SEGMENTS} colours, one for each segment. Received: "
-            f"{len(found)}. Is it a photograph, or smoothed?"
+            f"{len(found)} in the evaluation view. Is it a photograph, or smoothed?"
         )
     return view.numpy(), segments.reshape(cropped.shape).astype(np.int32)
 

@@ -11,6 +11,7 @@ from amdim_tf import cells, charts, heat_maps
 from amdim_tf.model import AMDIM
 
 _CELL_NAMES = ("A", "B")
+_FROM_CELLS = [f"from {name}" for name in _CELL_NAMES]
 # How much of the overlay the components' colours make; the rest is the grey picture.
 _COLOUR_SHARE = 0.75
 
@@ -72,11 +73,11 @@ def draw_similarities(pictures1: np.ndarray, pictures2: np.ndarray, found: Simil
     figure, axes = heat_maps.grid(
         [heat_maps.TITLED] * rows, 7, "Similarity (cosine) of features of x¹ to the cells of x²"
     )
-    of_f1 = "best component of f1(x¹)" if found.of_mixture else "f1(x¹)"
+    of_f1 = "best of f1¹…f1ᴷ" if found.of_mixture else "from f1"
     kinds = {
-        f"{of_f1} to f7(x²)": (found.f1_f7[:, None], [2]),
-        "f7(x¹) to f7(x²)": (found.f7_f7, [3, 4]),
-        "f5(x¹) to f5(x²)": (found.f5_f5, [5, 6]),
+        "f1 to f7": (found.f1_f7[:, None], [2], [of_f1]),
+        "f7 to f7": (found.f7_f7, [3, 4], _FROM_CELLS),
+        "f5 to f5": (found.f5_f5, [5, 6], _FROM_CELLS),
     }
     for row in range(rows):
         heat_maps.show(axes[row, 0], pictures1[row], "x¹")
@@ -85,11 +86,10 @@ def draw_similarities(pictures1: np.ndarray, pictures2: np.ndarray, found: Simil
             found.chosen[row], _CELL_NAMES, charts.COLOURS, strict=False
         ):
             heat_maps.mark_cell(axes[row, 0], i, j, cells.SIDE, name, colour)
-    for label, (maps, columns) in kinds.items():
+    for label, (maps, columns, names) in kinds.items():
         limits = heat_maps.limits_of(maps)
         for row in range(rows):
-            for number, column in enumerate(columns):
-                name = f"from {_CELL_NAMES[number]}" if len(columns) > 1 else ""
+            for number, (column, name) in enumerate(zip(columns, names, strict=True)):
                 drawn = heat_maps.show_heat(
                     axes[row, column], pictures2[row], maps[row, number], limits, name
                 )
@@ -124,6 +124,7 @@ def draw_segmentation(pictures1: np.ndarray, pictures2: np.ndarray, posterior: n
             heat_maps.show(place, picture, title)
     colours = heat_maps.component_colours(K) / 255
     handles = [patches.Patch(color=colours[k], label=f"component {k}") for k in range(K)]
+    figure.get_layout_engine().set(h_pad=0.06)  # else the legend touches the pictures
     figure.legend(handles=handles, loc="outside lower center", ncols=min(K, 4), fontsize=8)
     return figure
 

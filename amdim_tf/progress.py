@@ -22,9 +22,7 @@ class Progress:
     def __init__(self, total: int, label: str, unit: str, start: int = 0, line_seconds=30.0):
         self._total, self._label, self._unit = total, label, unit
         self._done, self._printed, self._shown = start, start, time.monotonic()
-        # Where the pace is measured from: the start, and the end of the first piece of work, which
-        # also compiles.
-        self._marks = [(start, self._shown)]
+        self._pace_from: tuple[int, float] | None = None  # how much was done, and when
         self._line_seconds = line_seconds
         self._figures = ""
         self._bar = None
@@ -37,8 +35,8 @@ class Progress:
     def advance(self, count: int = 1) -> None:
         """Counts on; without a terminal, prints a line now and then."""
         self._done += count
-        if len(self._marks) == 1:
-            self._marks.append((self._done, time.monotonic()))
+        if self._pace_from is None:
+            self._pace_from = (self._done, time.monotonic())
         if self._bar is not None:
             self._bar.update(count)
         elif time.monotonic() - self._shown >= self._line_seconds:
@@ -67,19 +65,19 @@ class Progress:
 
     def _print_line(self) -> None:
         self._shown, self._printed = time.monotonic(), self._done
-        print(
-            f"{self._label} {self._done}/{self._total} {self._unit}s "
-            f"{tqdm.tqdm.format_interval(self._seconds_left())} left {self._figures}".rstrip(),
-            file=sys.stderr,
-            flush=True,
-        )
+        parts = [self._label, f"{self._done}/{self._total} {self._unit}s", self._left()]
+        text = " ".join(part for part in [*parts, self._figures] if part)
+        print(text, file=sys.stderr, flush=True)
 
-    def _seconds_left(self) -> float:
-        for done, moment in reversed(self._marks):
-            if self._done > done:
-                pace = (self._shown - moment) / (self._done - done)
-                return pace * (self._total - self._done)
-        return 0.0
+    def _left(self) -> str:
+        """How long the rest takes, by the pace since the first piece of work, which compiles."""
+        if self._done == self._total:
+            return "00:00 left"
+        if self._pace_from is None or self._done == self._pace_from[0]:
+            return ""
+        done, moment = self._pace_from
+        pace = (self._shown - moment) / (self._done - done)
+        return f"{tqdm.tqdm.format_interval(pace * (self._total - self._done))} left"
 
 
 class Silence:

@@ -79,8 +79,9 @@ def draw(gallery: Gallery, found: Retrieved):
             drawn = heat_maps.show_heat(
                 below[column], gallery.pictures[number], found.scores[row, column], limits
             )
-    score = "the best component(query)·φ7" if found.of_mixture else "φ1(query)·φ7"
-    heat_maps.scale(figure, drawn, axes[-1], f"score {score} / √D; above: cosine of f1, class")
+    of_query = "best component of the query" if found.of_mixture else "φ1(query)"
+    label = f"score {of_query} · φ7 / √D; above: cosine of f1, class"
+    heat_maps.scale(figure, drawn, axes[-1], label)
     return figure
 
 

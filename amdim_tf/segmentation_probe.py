@@ -39,8 +39,8 @@ def evaluate(model: AMDIM, config: Config, mask_dir: str, seed: int) -> dict[str
         seed: of k-means and of the random regions.
 
     Returns:
-        {"images", "components", "mask_dir", RESOLUTION: {METHOD: {MEASURE: mean over the images}}}.
-        Images with a single segment, in cells or in pixels, are left out and not counted, as both
+        {"images", "left_out", "components", "mask_dir", RESOLUTION: {METHOD: {MEASURE: mean over
+        the images}}}. Images with a single segment, in cells or in pixels, are left out, as both
         measures are meaningless there.
     """
     require_mixture(model, "--probes=segmentation")
@@ -62,6 +62,7 @@ def evaluate(model: AMDIM, config: Config, mask_dir: str, seed: int) -> dict[str
             f"Received: {total} that show one each."
         )
     results: dict[str, Any] = {"images": int(counted.sum()), "components": K}
+    results["left_out"] = total - results["images"]
     results["mask_dir"] = os.path.abspath(mask_dir) if mask_dir else ""
     for resolution in RESOLUTIONS:
         results[resolution] = {}

@@ -6,6 +6,8 @@ import contextlib
 import functools
 import os
 import pathlib
+import time
+import zlib
 from collections.abc import Callable
 
 import tensorflow as tf
@@ -31,6 +33,9 @@ from amdim_tf.model import AMDIM
 from amdim_tf.optimizer import make_optimizer
 from amdim_tf.signals import StopSignals
 from amdim_tf.summaries import MetricsLog
+
+# Longer than clients of network file systems remember that a file was not there.
+_SHARED_SECONDS = 75.0
 
 
 def train(config: Config, model_dir) -> AMDIM:
@@ -61,8 +66,9 @@ def _train(config: Config, model_dir, stop: StopSignals) -> AMDIM:
             f"--profile_steps: expected steps up to the run's last, {total}. Received: "
             f"{shown(profiled)}."
         )
-    with workers.watched(devices):
-        distribution.check_same_settings(devices, config, len(source))
+    if devices.workers > 1:
+        with workers.watched(devices):
+            distribution.check_same_settings(devices, config, _facts(source, config, policy))
     with devices.strategy.scope(), workers.watched(devices):
         model = compiled_model(config, len(source.class_names), per_epoch, devices)
     # Nothing is written before all settings have been accepted, and by one worker only.
@@ -80,6 +86,24 @@ def _train(config: Config, model_dir, stop: StopSignals) -> AMDIM:
     return model
 
 
+def _facts(source: Source, config: Config, policy) -> list[str]:
+    """What all workers have to agree on beside their settings, in words; images by their names."""
+    directory = os.path.abspath(config.data.data_dir) if config.data.data_dir else ""
+    if isinstance(source, ArraySource):
+        contents = zlib.crc32(source.labels.tobytes())
+    else:
+        contents = 0
+        for index in range(len(source)):
+            name = os.path.abspath(source.name_of(index)).removeprefix(directory)
+            contents = zlib.crc32(os.fsencode(name), contents)
+    return [
+        f"{len(source)} images in --data_dir",
+        f"{len(source.class_names)} classes of images ({', '.join(source.class_names):.80})",
+        f"images with the digest {contents:08x}",
+        f"a policy with the digest {zlib.crc32(repr(policy).encode()):08x}",
+    ]
+
+
 def _train_in(
     model_dir, config: Config, model: AMDIM, source: Source, policy, total: int, devices, stop
 ) -> None:
@@ -91,10 +115,21 @@ def _train_in(
         model_dir, model, training.checkpoints_kept, training.keep_every
     )
     restored = _restore(saved, model_dir, devices)
+    if changes.get("profile_steps", ((), ()))[1] and training.profile_steps[0] <= restored.step:
+        raise UserError(
+            f"--profile_steps: expected steps after {restored.step}, at which the run stands. "
+            f"Received: {shown(training.profile_steps)}."
+        )
     if devices.is_chief:
         _write_config(config, model_dir, source, run[1] if run else {}, restored.step, changes)
         if policy is not None:
             policies.save(policy, policies.path_in(model_dir))
+    else:
+        _wait_for_config(model_dir)
+        print(
+            f"Worker {devices.worker}, of {devices.workers} in all: training from step "
+            f"{restored.step} to {total}. Worker 0 shows how it goes, and writes {model_dir}."
+        )
     say = print if devices.is_chief else _say_nothing
     if restored.step >= total:
         say(f"{model_dir}: already trained for {restored.step} of {total} steps.")
@@ -116,6 +151,8 @@ def _train_in(
     finally:
         if log is not None:
             log.close()
+    if not devices.is_chief:
+        print(f"Worker {devices.worker}: trained to step {total}.")
     program = "evaluate" if source.class_names else "export"  # without labels, nothing to measure
     say(
         f"Trained. Files are in {model_dir}; next: python -m amdim_tf.{program} "
@@ -123,6 +160,18 @@ def _train_in(
     )
     if source.skipped.names:
         say(f"{len(source.skipped.names)} images could not be decoded: see skipped_images.txt")
+
+
+def _wait_for_config(model_dir) -> None:
+    """Returns when the first worker's settings are seen, which network file systems may delay."""
+    path, began = config_file.path_in(model_dir), time.monotonic()
+    while not path.exists():
+        if time.monotonic() - began > _SHARED_SECONDS:
+            raise UserError(
+                f"--model_dir: expected a directory that all workers share. Received: {model_dir}, "
+                f"in which worker 0 has written no {path.name} that this one sees."
+            )
+        time.sleep(0.2)
 
 
 def _say_nothing(text: str) -> None:

@@ -17,6 +17,7 @@ Writes OUTPUT_DIR/NAME.png and NAME.pdf, and shows the same in TensorBoard at MO
 same --seed gives the same figures.
 """
 
+import os
 from typing import Any
 
 from absl import flags
@@ -24,9 +25,15 @@ from absl import flags
 from amdim_tf import cli_flags, config_file, policy_tables
 from amdim_tf import config as config_lib
 from amdim_tf.config import Config
+from amdim_tf.errors import UserError
 
+flags.DEFINE_integer(
+    "seed", None, "Chooses images, views and cells (default: the run's, or 0).", lower_bound=0
+)
 cli_flags.define_config_flags()
-flags.adopt_module_key_flags(cli_flags)
+for _name, (_section, _) in config_lib.SETTINGS.items():
+    if _section in ("data", "views"):  # what --help shows; a run's flag file may have all of them
+        flags.declare_key_flag(_name)
 flags.DEFINE_list(
     "figures",
     ["views"],
@@ -36,7 +43,9 @@ flags.DEFINE(cli_flags.PATH, "model_dir", None, "A training run; of its settings
 flags.DEFINE(
     cli_flags.PATH, "output_dir", None, "Directory for the figures; it is made if need be."
 )
-flags.DEFINE_integer("pairs", 48, "How many pairs of views to show in views.", lower_bound=1)
+flags.DEFINE_integer(
+    "pairs", 48, "How many pairs of views to show in views.", lower_bound=1, upper_bound=500
+)
 flags.DEFINE_integer(
     "rows",
     6,
@@ -66,6 +75,8 @@ def settings_of_run(model_dir: str, given: dict[str, Any]) -> Config:
 def main() -> None:
     """Reads the flags and draws."""
     output_dir = cli_flags.require("output_dir", "a directory for the figures")
+    if os.path.exists(output_dir) and not os.path.isdir(output_dir):
+        raise UserError(f"--output_dir: expected a directory. Received: {output_dir}, a file.")
     model_dir, given = cli_flags.FLAGS.model_dir, cli_flags.given_settings()
     if model_dir:
         model_dir = cli_flags.require_model_dir("the directory of a training run")

@@ -15,13 +15,14 @@ def test_confusion_matrix_of_few_and_of_many_classes(tmp_path):
     for classes in (2, 60):
         path = tmp_path / f"{classes}.png"
         counts = np.eye(classes, dtype=int) * 5
-        charts.confusion_matrix(counts.tolist(), [f"class {k}" for k in range(classes)], path)
+        names = [f"class {k}" for k in range(classes)]
+        charts.confusion_matrix(counts.tolist(), names, "title", path)
         assert np.asarray(Image.open(path).convert("RGB")).std() > 10
 
 
 @pytest.mark.parametrize("name", ["$\\frac$", "a$_$b", "not Unicode \udc80"])
 def test_odd_names_are_drawn(tmp_path, name):
-    charts.confusion_matrix([[1, 0], [0, 1]], [name, "b"], tmp_path / "confusion.png")
+    charts.confusion_matrix([[1, 0], [0, 1]], [name, "b"], name, tmp_path / "confusion.png")
     charts.lines({name: [(1, 2)]}, "x", "y", name, tmp_path / "lines.png")
     charts.neighbours(np.zeros([8, 8, 3], np.uint8), [(name, None)], tmp_path / "found.png")
     assert len(list(tmp_path.iterdir())) == 3

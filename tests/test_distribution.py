@@ -13,8 +13,9 @@ import warnings
 import numpy as np
 import pytest
 import tensorflow as tf
+from pictures import picture, write_tree
 
-from amdim_tf import clusters, distribution, microbatches
+from amdim_tf import clusters, distribution, microbatches, policies, sources, training_loop
 from amdim_tf import config as config_lib
 from amdim_tf.errors import Interrupted, UserError
 from amdim_tf.signals import StopSignals
@@ -24,6 +25,9 @@ sys.path.append(str(ROOT / "tools"))
 from benchmarks import workers as cluster  # noqa: E402
 
 SYNCHRONIZED = {"batch_norm": "synchronized"}
+BAD_ADDRESSES = (
+    ":", "a", "a:b", "a:0", "a:99999", "a b:1", "http://a:1", ":1", "a..b:1", 70 * "a" + ":1",
+)  # fmt: skip
 
 # Process -> rows that share its devices: name -> the row it must equal, settings, and what else
 # distributed_steps.py takes. Batch norm uses the statistics of the whole batch, of its halves (8
@@ -238,10 +242,8 @@ def test_a_bad_cluster_is_named(text, named):
         ({"worker": ["a:1", "b:1"]}, True, "the task"),
         ({"worker": ["a:1", "a:1"]}, 0, "twice"),
         ({"worker": ["c:1"], "chief": ["a:1", "b:1"]}, 0, "2 chiefs"),
-        *(
-            ({"worker": [address]}, 0, "the cluster")
-            for address in (":", "a", "a:b", "a:0", "a:99999", "a b:1", "http://a:1", ":1")
-        ),
+        ({"worker": ["c:1", "d:1"], "chief": []}, 0, "0 chiefs"),
+        *(({"worker": [address]}, 0, "the cluster") for address in BAD_ADDRESSES),
     ],
 )
 def test_bad_addresses_are_named(cluster, index, named):
@@ -259,8 +261,11 @@ def test_a_cluster_with_a_chief():
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="there is no IPv6")
 def test_workers_are_seen_at_both_kinds_of_addresses():
     (port,) = cluster.free_ports(1)
-    with clusters._listening(f"[::1]:{port}"):
-        assert clusters._answers(f"127.0.0.1:{port}") and clusters._answers(f"[::1]:{port}")
+    with clusters._Reception(f"[::1]:{port}", "words") as reception:
+        for host in ("127.0.0.1", "[::1]"):
+            assert clusters._call(f"{host}:{port}", f"of {host}") == "words"
+    assert reception.callers == ["of 127.0.0.1", "of [::1]"]
+    assert clusters._call(f"127.0.0.1:{port}", "too late") is None
 
 
 def test_workers_meet_or_are_told_who_is_missing(capsys, monkeypatch):
@@ -268,22 +273,74 @@ def test_workers_meet_or_are_told_who_is_missing(capsys, monkeypatch):
     addresses = tuple(f"127.0.0.1:{port}" for port in cluster.free_ports(2))
     both = [clusters.Cluster(addresses, worker) for worker in (0, 1)]
     stop = StopSignals()
-    first = threading.Thread(target=clusters.meet, args=(both[0], stop))
+    first = threading.Thread(target=clusters.meet, args=(both[0], 1, stop))
     first.start()
     while "is waiting for" not in (told := capsys.readouterr().err):
         time.sleep(0.01)
     assert f"worker 0, {addresses[0]}, is waiting for {addresses[1]}" in told
-    with clusters._listening(addresses[1]):
-        first.join(timeout=10)
+    clusters.meet(both[1], 1, stop)
+    first.join(timeout=10)
     assert not first.is_alive()
     stop.received = "SIGTERM"
     with pytest.raises(Interrupted, match=f"SIGTERM while waiting for {addresses[1]}"):
-        clusters.meet(both[0], stop)
+        clusters.meet(both[0], 1, stop)
     with (
         clusters._listening(addresses[0]),
         pytest.raises(UserError, match="expected a free port for this worker"),
     ):
-        clusters.meet(both[0], stop)
+        clusters.meet(both[0], 1, stop)
+
+
+def test_what_answers_may_be_something_else():
+    """Another service, which may still make room, and addresses that are not another worker's."""
+    first, second = cluster.free_ports(2)
+    stop = StopSignals()
+    stop.received = "SIGTERM"
+    pair = clusters.Cluster((f"localhost:{first}", f"localhost:{second}"), 0)
+    with (
+        clusters._Reception(pair.addresses[1], "HTTP/1.0 400 Bad Request"),
+        pytest.raises(Interrupted, match=rf"localhost:{second} \(where something else answers\)"),
+    ):
+        clusters.meet(pair, 1, stop)
+    twice = clusters.Cluster((f"localhost:{first}", f"127.0.0.1:{first}"), 0)
+    with pytest.raises(UserError, match="two addresses of the same"):
+        clusters.meet(twice, 1, stop)
+    for words, named in (
+        (clusters._WORDS.format(2, 3, 1), r"worker 0 of 2 with 1 devices; and .* worker 2 of 3"),
+        (clusters._WORDS.format(1, 2, 4), "workers .* with as many devices each"),
+    ):
+        with (
+            clusters._Reception(pair.addresses[1], words),
+            pytest.raises(UserError, match=named),
+        ):
+            clusters.meet(pair, 1, stop)
+    three = clusters.Cluster((*pair.addresses, "localhost:1"), 0)
+    with (
+        clusters._Reception(pair.addresses[1], clusters._WORDS.format(2, 3, 1)),
+        pytest.raises(UserError, match=f"expected worker 1 at localhost:{second}"),
+    ):
+        clusters.meet(three, 1, stop)
+
+
+def test_workers_agree_on_images_and_policy(tmp_path):
+    """By names within their own directories, which may differ."""
+
+    def facts(directory, names, policy=None):
+        write_tree(tmp_path / directory, {name: picture(150, 150) for name in names})
+        settings = {"dataset": "folder", "data_dir": str(tmp_path / directory)}
+        config = config_lib.make(settings)
+        return training_loop._facts(sources.load(config.data, "train"), config, policy)
+
+    here = facts("a", ["train/x/1.jpg", "train/y/2.jpg"])
+    assert facts("b", ["train/x/1.jpg", "train/y/2.jpg"]) == here
+    assert facts("c", ["train/x/1.jpg", "train/y/3.jpg"]) != here
+    assert facts("a", [], policies.load("randaugment(2,9)")) != here
+
+
+def test_a_directory_that_workers_do_not_share(tmp_path, monkeypatch):
+    monkeypatch.setattr(training_loop, "_SHARED_SECONDS", 0.0)
+    with pytest.raises(UserError, match="--model_dir: expected a directory that all workers share"):
+        training_loop._wait_for_config(tmp_path)
 
 
 def test_signals_wait_for_a_library_that_takes_them():

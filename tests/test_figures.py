@@ -1,7 +1,9 @@
 """Figures: what they show, that they repeat, and that TensorBoard can read them."""
 
+import io
 import json
 import os
+import re
 import subprocess
 import sys
 import types
@@ -12,7 +14,11 @@ import tensorflow as tf
 from matplotlib import pyplot
 from pictures import picture, write_tree
 from PIL import Image
-from tensorboard.backend.event_processing import plugin_event_accumulator
+from tensorboard.backend.event_processing import (
+    data_provider,
+    plugin_event_accumulator,
+    plugin_event_multiplexer,
+)
 from tensorboard.plugins.projector.projector_plugin import ProjectorPlugin
 from test_model import make_batch, make_model
 from test_train import ROOT, refused, run
@@ -242,31 +248,50 @@ def test_files_repeat_to_the_byte(tmp_path):
     for kind in ("png", "pdf"):
         paths = [tmp_path / f"{number}.{kind}" for number in range(2)]
         for path in paths:
-            figure = embedding_figure.draw(gallery, "scenes")
+            figure = embedding_figure.draw(gallery)
             charts.save(figure, path)
             pyplot.close(figure)
         assert paths[0].read_bytes() == paths[1].read_bytes()
 
 
 def test_projector_shows_vectors_labels_and_pictures(tmp_path):
-    """What TensorBoard's own plugin makes of the files."""
+    """What TensorBoard's own plugin makes of the files, pointed at the logs of the run."""
     gallery = _gallery(10)
-    embedding_figure.write_projector(gallery, tmp_path / "logs" / "projector")
-    sheet = np.asarray(Image.open(tmp_path / "logs" / "projector" / "sprites.png"))
+    directory = tmp_path / "logs" / "projector"
+    embedding_figure.write_projector(gallery, directory, step=7)
+    sheet = np.asarray(Image.open(directory / "sprites.png"))
     assert sheet.shape == (4 * 32, 4 * 32, 3)
     np.testing.assert_array_equal(sheet[32:64, 64:96], gallery.pictures[6])
-    provider = types.SimpleNamespace(list_runs=lambda *a, **k: [])
-    context = types.SimpleNamespace(
-        data_provider=provider, logdir=str(tmp_path / "logs" / "projector")
-    )
+    runs = plugin_event_multiplexer.EventMultiplexer().AddRunsFromDirectory(str(tmp_path / "logs"))
+    provider = data_provider.MultiplexerDataProvider(runs.Reload(), str(tmp_path / "logs"))
+    context = types.SimpleNamespace(data_provider=provider, logdir=str(tmp_path / "logs"))
     plugin = ProjectorPlugin(context)
     plugin._update_configs()
-    (config,) = plugin._configs.values()
-    (embedding,) = config.embeddings
+    assert list(plugin._configs) == ["projector"]
+    (embedding,) = plugin._configs["projector"].embeddings
     assert list(embedding.tensor_shape) == [10, 6]
     assert list(embedding.sprite.single_image_dim) == [32, 32]
-    labels = (tmp_path / "logs" / "projector" / "labels.tsv").read_text().splitlines()
+    labels = (directory / "labels.tsv").read_text().splitlines()
     assert labels[0] == "class\tnumber" and labels[3] == f"{gallery.name(2)}\t2"
+
+
+def test_a_heat_map_is_as_bright_in_the_pdf():
+    """Of a transparency given to matplotlib as such, a PDF would have the square."""
+    figure, axes = heat_maps.grid([1], 1, "title")
+    scaled = heat_maps.show_heat(axes[0, 0], np.zeros([8, 8, 3], np.uint8), np.ones([7, 7]), (0, 1))
+    grey, heat = axes[0, 0].images
+    assert grey.get_alpha() is None and heat.get_alpha() is None
+    np.testing.assert_allclose(heat.get_array()[3, 3], [*scaled.to_rgba(1.0)[:3], 0.8], atol=1e-6)
+    contents = io.BytesIO()
+    figure.savefig(contents, format="pdf")
+    pyplot.close(figure)
+    assert not re.search(rb"/ca 0?\.8", contents.getvalue())
+
+
+def test_components_differ_in_lightness():
+    """Of the usual few, so that no two look alike to eyes that take red for green."""
+    lightness = np.sort(heat_maps.component_colours(4) @ [0.2126, 0.7152, 0.0722])
+    assert np.diff(lightness).min() > 15
 
 
 def test_large_pictures_are_shrunk_for_the_projector():
@@ -320,7 +345,7 @@ def test_program_draws_everything_the_same_way_twice(trained, tmp_path):
         (["--output_dir=OUT", "--figures=heat"], "--figures"),
         (["--output_dir=OUT", "--figures="], "--figures: expected some of"),
         (["--output_dir=OUT", "--figures=retrieval"], "--model_dir"),
-        (["--output_dir=OUT", "--pairs=30000"], "--pairs: expected at most 20000"),
+        (["--output_dir=OUT", "--pairs=501"], "--pairs: expected an integer in the range [1, 500]"),
         (["--output_dir=OUT", "--model_dir=OUT"], "config.json"),
         (["--output_dir=OUT", "--policy=nothing"], "--policy"),
     ],
@@ -333,8 +358,8 @@ def test_mistakes_get_one_line(flags, named, tmp_path):
 
 def test_names_that_are_no_unicode_are_drawn(tmp_path):
     gallery = _gallery()._replace(class_names=("caf\udce9", "_hidden", "$_{"))
-    pyplot.close(embedding_figure.draw(gallery, "scenes"))
-    embedding_figure.write_projector(gallery, tmp_path)
+    pyplot.close(embedding_figure.draw(gallery))
+    embedding_figure.write_projector(gallery, tmp_path, 1)
     assert "caf?" in (tmp_path / "labels.tsv").read_text()
     figure, axes = heat_maps.grid([1], 1, "title")
     heat_maps.show(axes[0, 0], gallery.pictures[0], "query caf\udce9")
@@ -347,7 +372,7 @@ def test_no_test_image_that_can_be_decoded(tmp_path):
     write_tree(tmp_path, {f"test/c/{n}.jpg": b"\xff\xd8\xff no" for n in range(3)})
     settings = FigureSettings(("embedding",), str(tmp_path / "out"), str(tmp_path))
     with pytest.raises(UserError, match="expected at most 5% of 3 images"):
-        figures._Figures(settings, config, None)._gallery  # noqa: B018
+        figures._Figures(settings, config, None, 0)._gallery  # noqa: B018
 
 
 def test_pairs_of_what_cannot_be_decoded(tmp_path):
@@ -358,13 +383,15 @@ def test_pairs_of_what_cannot_be_decoded(tmp_path):
     with pytest.raises(UserError, match="--data_dir: expected images") as error:
         figures._two_views(source, config, "rows", 2)
     assert "\n" not in str(error.value)
+    with pytest.raises(UserError, match="--pairs: expected at most 3, for 3 images. Received: 4"):
+        figures._two_views(source, config, "pairs", 4)
 
 
 def test_long_names_and_names_of_several_lines(tmp_path):
     names = ("n" * 500, "two\nlines\tand a tab", "c")
     gallery = _gallery()._replace(class_names=names)
-    pyplot.close(embedding_figure.draw(gallery, "scenes"))
-    embedding_figure.write_projector(gallery, tmp_path)
+    pyplot.close(embedding_figure.draw(gallery))
+    embedding_figure.write_projector(gallery, tmp_path, 1)
     assert len((tmp_path / "labels.tsv").read_text().splitlines()) == 1 + len(gallery.labels)
     assert len(charts.drawable(names[0], 30)) <= 30
     assert "\n" not in charts.one_line(names[1])

@@ -93,11 +93,19 @@ def test_memory_of_a_step_that_was_measured(plan):
 
 @pytest.mark.parametrize("name", ["v100", "a100", "h100", "tpu_v4"])
 def test_half_precision_is_not_slower(plan, name):
-    hours = {
-        precision: plan.make_plan(_imagenet(precision=precision), plan.DEVICES[name], 4, 1000).hours
-        for precision in ("float32", "mixed_bfloat16")
-    }
-    assert hours["mixed_bfloat16"] <= hours["float32"]
+    device = plan.DEVICES[name]
+    single, half = (
+        plan.make_plan(_imagenet(precision=precision), device, 4, 1000).hours
+        for precision in ("float32", device.halves[0])
+    )
+    assert half <= single
+
+
+def test_what_the_hardware_or_the_images_do_not_allow(plan):
+    with pytest.raises(UserError, match="--precision: expected float32 or mixed_float16, which"):
+        plan.make_plan(_imagenet(precision="mixed_bfloat16"), plan.DEVICES["v100"], 4, 1000)
+    with pytest.raises(UserError, match="--batch_size: expected at most 400, the number"):
+        plan.make_plan(_imagenet(), plan.DEVICES["v100"], 4, 400)
 
 
 def test_images_of_a_folder_are_counted(plan, tmp_path):
@@ -112,3 +120,18 @@ def test_images_of_a_folder_are_counted(plan, tmp_path):
 def test_bad_hardware_gets_one_line(plan, text):
     with pytest.raises(UserError, match="--hardware: expected NAMExCOUNT"):
         plan.parse_hardware(text)
+
+
+def test_times_have_a_fitting_unit(plan):
+    units = [plan._shown_time(hours) for hours in (1 / 3600, 0.5, 48)]
+    assert units == ["1 seconds", "30 minutes", "48 hours (2 days)"]
+
+
+def test_memory_that_is_short_by_little_is_not_shown_as_equal(plan):
+    device, count = plan.parse_hardware("v100x4")
+    config = _imagenet()
+    made = plan.make_plan(config, device, count, 1000)
+    short = made._replace(capacity=made.memory - 1.0)
+    text = "\n".join(plan.describe(short, config, device, count))
+    assert "memory of each device more than " in text
+    assert f"; {plan._shown_time(made.hours * 4 / 3)} in microbatches" in text

@@ -23,3 +23,9 @@ def test_the_profile_tab_has_the_steps(tmp_path, images):
 def test_steps_beyond_the_run_are_refused(tmp_path, images):
     with pytest.raises(UserError, match=r"--profile_steps: .* last, 4\. Received: 9,12"):
         _train(tmp_path, images, train_steps=4, profile_steps=(9, 12))
+
+
+def test_steps_that_are_over_are_refused(tmp_path, images):
+    _train(tmp_path, images, train_steps=2)
+    with pytest.raises(UserError, match=r"--profile_steps: expected steps after 2, .* 2,3"):
+        _train(tmp_path, images, train_steps=4, profile_steps=(2, 3))

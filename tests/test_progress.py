@@ -25,8 +25,8 @@ def test_the_first_piece_of_work_is_no_measure_of_the_pace(monkeypatch, capsys):
     bar.advance()
     clock.now += 10
     bar.advance(10)
-    # After the first piece there is nothing else to go by: 100 times 50 s.
-    assert _left(capsys) == ["1:23:20", "01:30"]
+    # 100 times the 50 s of the first would be far off.
+    assert _left(capsys) == ["01:30"]
 
 
 def test_work_that_goes_on_counts_from_where_it_was(monkeypatch, capsys):
@@ -35,7 +35,15 @@ def test_work_that_goes_on_counts_from_where_it_was(monkeypatch, capsys):
     for _ in range(2):
         clock.now += 10
         bar.advance(25)
-    assert _left(capsys) == ["00:30", "00:20"]
+    assert _left(capsys) == ["00:20"]
+
+
+def test_what_is_done_at_once_has_nothing_left(monkeypatch, capsys):
+    clock = _Clock(monkeypatch)
+    bar = Progress(5, "read", "image", line_seconds=10)
+    clock.now += 10
+    bar.advance(5)
+    assert _left(capsys) == ["00:00"]
 
 
 def test_nothing_done_prints_nothing(capsys):

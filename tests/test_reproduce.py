@@ -93,6 +93,20 @@ def test_a_run_is_compared_with_the_baseline_of_its_own_seed(reproduce, suite, t
     assert change["linear"] == [65] and change["mean"] == 65 and change["difference"] == 5
 
 
+@pytest.mark.parametrize("accuracy", ["NaN", "57.3", "-1", "true", '"0.6"', "[" * 100_000])
+def test_figures_that_are_none_are_refused(reproduce, tmp_path, accuracy):
+    contents = f'{{"linear": {{"accuracy": {accuracy}}}}}'.encode()
+    write_tree(tmp_path, {"evaluation/folder.json": contents})
+    with pytest.raises(UserError, match=r"folder.json: expected results of amdim_tf.evaluate"):
+        reproduce._accuracy(tmp_path)
+
+
+def test_too_few_images(reproduce, suite, tmp_path):
+    suite = suite._replace(images_per_class={"train": 6, "test": 9})
+    with pytest.raises(UserError, match=r"--data_dir: expected at least 9 images in .*test/cat"):
+        _run(reproduce, suite, tmp_path)
+
+
 def test_a_folder_without_classes(reproduce, suite, tmp_path):
     write_tree(tmp_path / "empty", {"train/cat/0.jpg": picture(32, 32)})
     with pytest.raises(UserError, match=r"--data_dir: expected .* with a directory of images"):

@@ -214,7 +214,8 @@ def test_images_with_one_segment_are_not_counted(tmp_path):
     blank = encoded(Image.new("RGB", (40, 36)), "PNG")
     (masks / "a" / "1.png").write_bytes(blank)
     found = segmentation_probe.evaluate(model, config, str(masks), 0)
-    assert found["images"] == 1 and 0 < found["upsampled"]["mixture"]["iou"] <= 1
+    assert (found["images"], found["left_out"]) == (1, 1)
+    assert 0 < found["upsampled"]["mixture"]["iou"] <= 1
     (masks / "a" / "0.png").write_bytes(blank)
     with pytest.raises(UserError, match=r"at least 2 segments\. Received: 2 that show"):
         segmentation_probe.evaluate(model, config, str(masks), 0)
@@ -227,6 +228,8 @@ def test_a_folder_needs_no_labels(trained, tmp_path):
     flags.append("--probes=segmentation")
     done = run("evaluate", *flags, f"--mask_dir={masks}")
     assert "Segmentation of 2 test images of folder" in done.stdout
+    assert f"Wrote {trained / 'evaluation' / 'folder.json'}." in done.stdout
+    assert not (trained / "evaluation" / "folder_history.csv").exists()  # of accuracies
     settings = EvaluationSettings(
         str(trained), dataset="folder", data_dir=str(images), probes=("segmentation",)
     )

@@ -102,7 +102,7 @@ def test_the_configs_are_all_there():
         (["--tasks=1to9"], "--tasks"),
         (["--nce_block=" + 5000 * "9"], "--nce_block: expected auto, or a number"),
         (["--crop_scale=a,b"], "--crop_scale: expected numbers with commas between them"),
-        (["--flagfile=configs/none.cfg"], "configs/none.cfg"),
+        (["--flagfile=configs/none.cfg"], "--flagfile: expected a file of flags. Received: "),
         (["--policy=none.json"], "none.json"),
         (["--dataset=folder"], "--data_dir"),
         (["--model_dir=runs/a*"], "--model_dir"),
@@ -129,10 +129,13 @@ def test_a_directory_that_cannot_be_made(tmp_path):
 
 
 @pytest.mark.slow
-def test_train_resume_and_contradict(tmp_path):
-    model_dir = tmp_path / "run"
+def test_train_resume_and_contradict(tmp_path, monkeypatch):
+    model_dir, temporary = tmp_path / "run", tmp_path / "temporary"
     flags = [f"--model_dir={model_dir}", *TINY, "--checkpoint_steps=2"]
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
     run("train", *flags, "--train_steps=4")
+    assert not list(temporary.iterdir())  # where AutoGraph writes
     assert {path.name for path in model_dir.iterdir()} == {
         "checkpoints", "config.json", "lock", "logs", "metrics.csv",
     }  # fmt: skip

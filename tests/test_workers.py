@@ -63,7 +63,8 @@ def test_workers_stop_together_and_go_on(tmp_path):
     ends = [process.communicate(timeout=120) for process in processes]
     assert [process.returncode for process in processes] == [75, 75], ends
     assert "Stopped by another worker" in ends[0][1] and "Stopped by SIGTERM" in ends[1][1]
-    assert f"steps {killed} to" in ends[0][0] and not ends[1][0]
+    assert f"steps {killed} to" in ends[0][0]
+    assert ends[1][0].startswith(f"Worker 1, of 2 in all: training from step {killed} to")
     assert "parameters, on 2 CPU replicas of 2 workers.\n" in ends[0][0]
 
     stopped = _newest(tmp_path)
@@ -72,12 +73,23 @@ def test_workers_stop_together_and_go_on(tmp_path):
     ends = [process.communicate(timeout=120) for process in processes]
     assert [process.returncode for process in processes] == [0, 0], ends
     assert _newest(tmp_path) == stopped + 7
+    assert f"Worker 1: trained to step {stopped + 7}." in ends[1][0]
     with open(tmp_path / "metrics.csv", newline="") as file:
         steps = [int(row["step"]) for row in csv.DictReader(file)]
     assert steps == sorted(set(steps)) and steps[-1] == stopped + 7
     assert {path.name for path in tmp_path.iterdir()} == {
         "checkpoints", "config.json", "lock", "logs", "metrics.csv",
     }  # fmt: skip
+
+
+@pytest.mark.slow
+def test_workers_with_other_devices_are_refused(tmp_path):
+    processes = _start(tmp_path / "run", 10, ["--replicas=2"])
+    ends = [process.communicate(timeout=120) for process in processes]
+    assert [process.returncode for process in processes] == [2, 2], ends
+    for _, errors in ends:
+        (line,) = errors.splitlines()
+        assert "--replicas" in line and "with 1 devices" in line and "with 2 devices" in line
 
 
 @pytest.mark.slow

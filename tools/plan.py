@@ -38,6 +38,7 @@ class Device(NamedTuple):
     half: float
     memory: float
     float32_units: str = "matrix"
+    halves: tuple[str, ...] = ("mixed_float16", "mixed_bfloat16")  # what it has units for
     parts: int = 1  # of which one such device is, in what is counted
 
     def units_for(self, precision: str) -> str:
@@ -45,20 +46,21 @@ class Device(NamedTuple):
         return self.float32_units if precision == "float32" else "matrix"
 
 
+_FLOAT16, _BFLOAT16 = ("mixed_float16",), ("mixed_bfloat16",)
 DEVICES = {
-    "v100": Device(15.7, 125.0, 16, "plain"),
-    "v100_32gb": Device(15.7, 125.0, 32, "plain"),
+    "v100": Device(15.7, 125.0, 16, "plain", _FLOAT16),
+    "v100_32gb": Device(15.7, 125.0, 32, "plain", _FLOAT16),
     "a100": Device(156.0, 312.0, 40),
     "h100": Device(494.0, 989.0, 80),
-    "tpu_v3": Device(61.5, 61.5, 16, parts=2),  # a core, with weights of its own
-    "tpu_v4": Device(275.0, 275.0, 32),
-    "tpu_v5e": Device(197.0, 197.0, 16),
+    "tpu_v3": Device(61.5, 61.5, 16, halves=_BFLOAT16, parts=2),  # a core, with its own weights
+    "tpu_v4": Device(275.0, 275.0, 32, halves=_BFLOAT16),
+    "tpu_v5e": Device(197.0, 197.0, 16, halves=_BFLOAT16),
 }
 # Shares of the peak that a step is assumed to reach. Matrix units: what makes the paper's 50 epochs
 # of the small ImageNet model take its 2 days on 4 V100s, on which the authors' code uses mixed
 # precision; in float32 it would have had 82% of the peak. Plain units: an assumption.
 UTILIZATION = {"plain": 0.60, "matrix": 0.10}
-_REASONS = {"plain": "a guess", "matrix": "as the paper's run had"}
+_REASONS = {"plain": "a guess", "matrix": "what V100s reached in the paper's run"}
 USABLE_MEMORY = 0.9
 IMAGES = {
     "scenes": 20_000, "cifar10": 50_000, "cifar100": 50_000, "stl10": 105_000,
@@ -112,11 +114,22 @@ def make_plan(config: Config, device: Device, count: int, images: int) -> Plan:
     from amdim_tf.model import AMDIM
 
     distribution.check_batch(config, count)
+    precision = config.distribution.precision
+    if precision not in ("float32", *device.halves):
+        raise UserError(
+            f"--precision: expected float32 or {' or '.join(device.halves)}, which the hardware "
+            f"has units for. Received: {precision}."
+        )
+    if config.training.batch_size > images:
+        raise UserError(
+            f"--batch_size: expected at most {images}, the number of training images. Received: "
+            f"{config.training.batch_size}."
+        )
     with keras.StatelessScope(initialize_variables=False):  # shapes, without the weights
         model = AMDIM(config)
     settings, batch = config.model, config.training.batch_size
     share = batch // count
-    half = config.distribution.precision != "float32"
+    half = precision != "float32"
     width = 2 if half else 4
     parameters = sum(math.prod(v.shape) for v in model.variables)
     flops = costs.step_flops(model, batch)
@@ -143,7 +156,7 @@ def make_plan(config: Config, device: Device, count: int, images: int) -> Plan:
     again = 4 / 3 if at_a_time < share else 1
     flops *= again
     peak = device.half if half else device.float32
-    utilization = UTILIZATION[device.units_for(config.distribution.precision)]
+    utilization = UTILIZATION[device.units_for(precision)]
     seconds = steps * flops / (peak * 1e12 * utilization * count)
     return Plan(
         parameters, flops, summed if at_a_time < share else weights, per_image * at_a_time,
@@ -162,11 +175,13 @@ def describe(plan: Plan, config: Config, device: Device, count: int) -> list[str
         return f"{count / 2**30:.2f} GiB"
 
     share = config.training.batch_size // count
-    fits = plan.memory <= plan.capacity
-    if fits:
+    memory, hours = gib(plan.memory), _shown_time(plan.hours)
+    if plan.memory <= plan.capacity:
         verdict = "it fits"
     elif plan.fitting:
+        memory = "more than " + memory if memory == gib(plan.capacity) else memory
         verdict = f"it does NOT fit; --microbatch={plan.fitting} would"
+        hours += f"; {_shown_time(plan.hours * 4 / 3)} in microbatches"
         if config.distribution.batch_norm == "synchronized":
             verdict += " with --batch_norm=per_replica"
     else:
@@ -176,20 +191,29 @@ def describe(plan: Plan, config: Config, device: Device, count: int) -> list[str
         f"parameters            {plan.parameters:,}, without classifiers",
         f"arithmetic            {plan.step_flops / 1e12:.2f} TFLOP a step of "
         f"{config.training.batch_size} image pairs, {share} on each device",
-        f"memory of each device {gib(plan.memory)} of {gib(plan.capacity)}: {verdict}",
+        f"memory of each device {memory} of {gib(plan.capacity)}: {verdict}",
         f"  weights, optimizer  {gib(plan.weights)}",
         f"  activations         {gib(plan.activations)}",
         f"  embeddings          {gib(plan.embeddings)}",
         f"  scores              {gib(plan.scores)}",
         f"all-gather            {gib(plan.gathered)} a step, and as much to sum its gradient",
         f"all-reduce            {gib(plan.reduced)} a step, of gradients",
-        f"schedule              {plan.steps:,} steps, {plan.hours:.3g} hours "
-        f"({plan.hours / 24:.2g} days)",
+        f"schedule              {plan.steps:,} steps, {hours}",
         f"Assumed: {100 * UTILIZATION[units]:.0f}% of the peak of {units} units in "
         f"{config.distribution.precision}, {_REASONS[units]};",
-        f"communication hidden behind arithmetic, {100 * USABLE_MEMORY:.0f}% of memory usable,",
+        "arithmetic alone counts, with communication, input and the start of each operation hidden",
+        "behind it, which those of small models and batches are not;",
+        f"{100 * USABLE_MEMORY:.0f}% of memory usable,",
         f"{_KEPT_TENSORS} tensors kept of each layer, {_SCORE_TENSORS} the size of the scores.",
     ]
+
+
+def _shown_time(hours: float) -> str:
+    """Hours and days; of less than an hour, minutes or seconds."""
+    for most, unit, factor in ((1 / 60, "seconds", 3600), (1, "minutes", 60)):
+        if hours < most:
+            return f"{hours * factor:.3g} {unit}"
+    return f"{hours:.3g} hours ({hours / 24:.2g} days)"
 
 
 def main() -> None:

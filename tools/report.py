@@ -119,6 +119,8 @@ def check_results(found, path: pathlib.Path) -> None:
 
     demand(isinstance(found, dict) and {"dataset", "step"} <= set(found), "results", found)
     demand(type(found["step"]) is int, "a whole number 'step'", found["step"])
+    images = found.get("test_images", 0)
+    demand(type(images) is int, "a whole number 'test_images'", images)
     demand(isinstance(found.get("command", ""), str), "text 'command'", found.get("command"))
     earlier = found.get("earlier_commands", [])
     texts = isinstance(earlier, list) and all(isinstance(command, str) for command in earlier)
@@ -184,7 +186,8 @@ def result_rows(runs: list[Run]) -> list[list[str]]:
             for name, value in sets.items():
                 few = value.get("few_labels", {}).get("10%")
                 share = f"{100 * few['mean']:.1f} ± {100 * few['std']:.1f}" if few else "-"
-                rows.append([name, dataset, *(_percent(value, one) for one in _PROBES), share])
+                shares = [*(_percent(value, one) for one in _PROBES), share]
+                rows.append([name, dataset, str(found.get("test_images", "-")), *shares])
     return rows
 
 
@@ -249,7 +252,7 @@ def draw(runs: list[Run], directory: pathlib.Path) -> dict[str, pathlib.Path]:
                 caption = f"{run.label} on {dataset}: confusion of the linear classifier"
                 pictures[caption] = directory / f"confusion_{len(pictures)}.png"
                 classes = run.evaluations[dataset]["classes"]
-                charts.confusion_matrix(confusion, classes, pictures[caption])
+                charts.confusion_matrix(confusion, classes, caption, pictures[caption])
         caption = f"Linear accuracy on the test images of {dataset}"
         curves(caption, f"{dataset}.png", series, "training step", "accuracy, %")
     return pictures
@@ -271,7 +274,16 @@ def sections(runs: list[Run]) -> list[tuple[str, list[str], list[list[str]]]]:
     tables = [
         (
             "Results, % of test images",
-            ["features", "data", "linear", "MLP", "kNN (20)", "bag of features", "10% of labels"],
+            [
+                "features",
+                "data",
+                "test images",
+                "linear",
+                "MLP",
+                "kNN (20)",
+                "bag of features",
+                "10% of labels",
+            ],
             result_rows(runs),
         ),
         (

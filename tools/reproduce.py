@@ -136,7 +136,7 @@ def _facts_of_runs(suite: Suite, data_dir: pathlib.Path, path: pathlib.Path) -> 
     if path.exists():
         try:
             kept = dict(json.loads(safe_files.read_limited(path, 10**7)))
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             raise UserError(
                 f"{path}: expected what this program writes. Received: {error}. Choose another "
                 "--output_dir."
@@ -168,6 +168,11 @@ def _take_subset(data_dir: pathlib.Path, subset: pathlib.Path, per_class: dict[s
         for one in classes:
             (aside / split / one.name).mkdir(parents=True)
             images = sorted(path for path in one.iterdir() if path.is_file())
+            if len(images) < per_class[split]:
+                raise UserError(
+                    f"--data_dir: expected at least {per_class[split]} images in {one}. Received: "
+                    f"{len(images)}."
+                )
             for image in images[: per_class[split]]:
                 shutil.copyfile(image, aside / split / one.name / image.name)
     aside.rename(subset)
@@ -260,10 +265,13 @@ def _accuracy(model_dir: pathlib.Path) -> float | None:
     """Linear accuracy of a run that has been evaluated; else None."""
     path = model_dir / "evaluation" / "folder.json"
     try:
-        return float(json.loads(safe_files.read_limited(path, 10**7))["linear"]["accuracy"])
+        accuracy = json.loads(safe_files.read_limited(path, 10**7))["linear"]["accuracy"]
+        if type(accuracy) not in (int, float) or not 0 <= accuracy <= 1:
+            raise ValueError(f"the accuracy {accuracy!r:.80}")
+        return accuracy
     except FileNotFoundError:
         return None
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(
             f"{path}: expected results of amdim_tf.evaluate ({error}). Remove the directory "
             f"{model_dir} to run it again."
