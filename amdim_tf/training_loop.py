@@ -6,8 +6,6 @@ import contextlib
 import functools
 import os
 import pathlib
-import time
-import zlib
 from collections.abc import Callable
 
 import tensorflow as tf
@@ -33,9 +31,6 @@ from amdim_tf.model import AMDIM
 from amdim_tf.optimizer import make_optimizer
 from amdim_tf.signals import StopSignals
 from amdim_tf.summaries import MetricsLog
-
-# Longer than clients of network file systems remember that a file was not there.
-_SHARED_SECONDS = 75.0
 
 
 def train(config: Config, model_dir) -> AMDIM:
@@ -68,7 +63,7 @@ def _train(config: Config, model_dir, stop: StopSignals) -> AMDIM:
         )
     if devices.workers > 1:
         with workers.watched(devices):
-            distribution.check_same_settings(devices, config, _facts(source, config, policy))
+            distribution.check_same_settings(devices, config, workers.facts(source, config, policy))
     with devices.strategy.scope(), workers.watched(devices):
         model = compiled_model(config, len(source.class_names), per_epoch, devices)
     # Nothing is written before all settings have been accepted, and by one worker only.
@@ -84,24 +79,6 @@ def _train(config: Config, model_dir, stop: StopSignals) -> AMDIM:
             "command again."
         ) from None
     return model
-
-
-def _facts(source: Source, config: Config, policy) -> list[str]:
-    """What all workers have to agree on beside their settings, in words; images by their names."""
-    directory = os.path.abspath(config.data.data_dir) if config.data.data_dir else ""
-    if isinstance(source, ArraySource):
-        contents = zlib.crc32(source.labels.tobytes())
-    else:
-        contents = 0
-        for index in range(len(source)):
-            name = os.path.abspath(source.name_of(index)).removeprefix(directory)
-            contents = zlib.crc32(os.fsencode(name), contents)
-    return [
-        f"{len(source)} images in --data_dir",
-        f"{len(source.class_names)} classes of images ({', '.join(source.class_names):.80})",
-        f"images with the digest {contents:08x}",
-        f"a policy with the digest {zlib.crc32(repr(policy).encode()):08x}",
-    ]
 
 
 def _train_in(
@@ -125,7 +102,7 @@ def _train_in(
         if policy is not None:
             policies.save(policy, policies.path_in(model_dir))
     else:
-        _wait_for_config(model_dir)
+        workers.wait_for_config(model_dir, stop)
         print(
             f"Worker {devices.worker}, of {devices.workers} in all: training from step "
             f"{restored.step} to {total}. Worker 0 shows how it goes, and writes {model_dir}."
@@ -160,18 +137,6 @@ def _train_in(
     )
     if source.skipped.names:
         say(f"{len(source.skipped.names)} images could not be decoded: see skipped_images.txt")
-
-
-def _wait_for_config(model_dir) -> None:
-    """Returns when the first worker's settings are seen, which network file systems may delay."""
-    path, began = config_file.path_in(model_dir), time.monotonic()
-    while not path.exists():
-        if time.monotonic() - began > _SHARED_SECONDS:
-            raise UserError(
-                f"--model_dir: expected a directory that all workers share. Received: {model_dir}, "
-                f"in which worker 0 has written no {path.name} that this one sees."
-            )
-        time.sleep(0.2)
 
 
 def _say_nothing(text: str) -> None:

@@ -15,7 +15,7 @@ import pytest
 import tensorflow as tf
 from pictures import picture, write_tree
 
-from amdim_tf import clusters, distribution, microbatches, policies, sources, training_loop
+from amdim_tf import clusters, distribution, microbatches, policies, sources, workers
 from amdim_tf import config as config_lib
 from amdim_tf.errors import Interrupted, UserError
 from amdim_tf.signals import StopSignals
@@ -329,7 +329,7 @@ def test_workers_agree_on_images_and_policy(tmp_path):
         write_tree(tmp_path / directory, {name: picture(150, 150) for name in names})
         settings = {"dataset": "folder", "data_dir": str(tmp_path / directory)}
         config = config_lib.make(settings)
-        return training_loop._facts(sources.load(config.data, "train"), config, policy)
+        return workers.facts(sources.load(config.data, "train"), config, policy)
 
     here = facts("a", ["train/x/1.jpg", "train/y/2.jpg"])
     assert facts("b", ["train/x/1.jpg", "train/y/2.jpg"]) == here
@@ -338,9 +338,13 @@ def test_workers_agree_on_images_and_policy(tmp_path):
 
 
 def test_a_directory_that_workers_do_not_share(tmp_path, monkeypatch):
-    monkeypatch.setattr(training_loop, "_SHARED_SECONDS", 0.0)
+    monkeypatch.setattr(workers, "_SHARED_SECONDS", 0.0)
     with pytest.raises(UserError, match="--model_dir: expected a directory that all workers share"):
-        training_loop._wait_for_config(tmp_path)
+        workers.wait_for_config(tmp_path, StopSignals())
+    stop = StopSignals()
+    stop.received = "SIGTERM"
+    with pytest.raises(Interrupted, match="SIGTERM while waiting for "):
+        workers.wait_for_config(tmp_path, stop)
 
 
 def test_signals_wait_for_a_library_that_takes_them():
