@@ -88,8 +88,9 @@ def resolve(config: Config, stop: StopSignals | None = None) -> Distribution:
     if settings.replicas > 1:
         _split_cpu(settings.replicas)
     if cluster and workers * len(devices) > 1:
-        clusters.meet(cluster, len(devices), stop or StopSignals())
-        strategy = _multi_worker_strategy(settings.replicas, cluster, stop or StopSignals())
+        strategy = _multi_worker_strategy(
+            settings.replicas, cluster, len(devices), stop or StopSignals()
+        )
         return Distribution(strategy, cluster.worker, workers, compiled)
     if len(devices) > 1:
         return Distribution(tf.distribute.MirroredStrategy(devices), compiled=compiled)
@@ -196,9 +197,17 @@ def _tpu_strategy(name: str) -> tf.distribute.Strategy:
 
 
 def _multi_worker_strategy(
-    replicas: int, cluster: Cluster, stop: StopSignals
+    replicas: int, cluster: Cluster, devices: int, stop: StopSignals
 ) -> tf.distribute.Strategy:
-    """TensorFlow's engine for several machines; all of them have to be there."""
+    """TensorFlow's engine for several machines; all of them have to be there.
+
+    Args:
+        replicas: into how many devices a CPU is divided, or fewer than 2.
+        cluster: of this worker.
+        devices: that this worker has.
+        stop: what ends the wait for the others.
+    """
+    clusters.meet(cluster, devices, stop)
     try:
         # TensorFlow takes SIGTERM when it connects, and cannot be interrupted.
         with _cpu_devices(replicas), stop.held_back():
