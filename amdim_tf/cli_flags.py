@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import math
 import os
 import platform
 import re
@@ -49,6 +50,14 @@ class _ListParser(flags.ArgumentParser):
     def flag_type(self):
         """Shown in the help."""
         return self._description
+
+
+class Finite(flags.FloatParser):
+    """A number within its bounds that is neither NaN nor infinite, which absl's bounds let pass."""
+
+    def is_outside_bounds(self, val):
+        """Whether it is none."""
+        return not math.isfinite(val) or super().is_outside_bounds(val)
 
 
 class _PathParser(flags.ArgumentParser):

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from amdim_tf.errors import Interrupted, UserError, warn
 from amdim_tf.signals import StopSignals, kept_from_threads
 
-_ADDRESS = re.compile(r"(\[[0-9a-fA-F:.%]+\]|[^\s:/\[\]]+):([0-9]{1,5})")
+_ADDRESS = re.compile(r"(\[[0-9a-fA-F:.%]+\]|[^\s:/\[\],\x00-\x1f]+):([0-9]{1,5})")
 # Seconds between calls at workers that are missing, and until it is told; after that it is told
 # when twice as much time has passed.
 _CALL_SECONDS, _FIRST_WAIT = 0.2, 5.0
@@ -120,13 +120,19 @@ def meet(cluster: Cluster, devices: int, stop: StopSignals) -> None:
                         f"{found}. Give all workers the same addresses in the same order."
                     )
                 seen[address] = "" if answer is None else " (where something else answers)"
+                if stop.received:
+                    break
             if not missing:
                 return
             waited_for = ", ".join(address + seen.get(address, "") for address in missing.values())
             if stop.received:
                 raise Interrupted(f"Stopped by {stop.received} while waiting for {waited_for}.")
             if time.monotonic() - began >= told:
-                warn(f"worker {cluster.worker}, {own}, is waiting for {waited_for}.")
+                warn(
+                    f"worker {cluster.worker}, {own}, is waiting for {waited_for}, "
+                    f"{time.monotonic() - began:.0f} s so far. If one has ended, its own output "
+                    "says why."
+                )
                 told *= 2
             time.sleep(_CALL_SECONDS)
 
@@ -180,8 +186,8 @@ class _Reception:
             with contextlib.suppress(OSError):  # nobody came, or they left in mid-word
                 connection, _ = self._socket.accept()
                 with connection:
-                    connection.settimeout(_TALK_SECONDS)
                     said = _line_from(connection)
+                    connection.settimeout(_TALK_SECONDS)
                     connection.sendall(f"{self._words}\n".encode())
                     self.callers.append(said)
                     connection.recv(1)  # who ends a connection keeps its port for a while: not us
@@ -203,8 +209,15 @@ def _call(address: str, words: str) -> str | None:
 
 
 def _line_from(connection: socket.socket) -> str:
-    with connection.makefile("rb") as file:
-        return file.readline(_MOST_LETTERS).decode(errors="replace").strip()
+    """What the other says, if it has ended its line in time."""
+    deadline, told = time.monotonic() + _TALK_SECONDS, b""
+    while b"\n" not in told and len(told) < _MOST_LETTERS:
+        connection.settimeout(max(deadline - time.monotonic(), 1e-3))
+        piece = connection.recv(_MOST_LETTERS)
+        if not piece:
+            break
+        told += piece
+    return told.partition(b"\n")[0].decode(errors="replace").strip()
 
 
 def _listening(address: str) -> socket.socket:

@@ -10,11 +10,15 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from amdim_tf import clusters, microbatches
+from amdim_tf import clusters, microbatches, watchdog
 from amdim_tf.clusters import Cluster
 from amdim_tf.config import Config, DistributionConfig, settings_of, shown
 from amdim_tf.errors import UserError
-from amdim_tf.signals import StopSignals
+from amdim_tf.signals import StopSignals, kept_from_threads
+
+# How long TensorFlow may take to connect: workers that have met already, and a TPU, which may have
+# to start.
+_CONNECT_SECONDS, _TPU_SECONDS = 120.0, 600.0
 
 
 class Distribution(NamedTuple):
@@ -79,8 +83,9 @@ def resolve(config: Config, stop: StopSignals | None = None) -> Distribution:
         strategy = _tpu_strategy(settings.tpu)
         check_batch(config, strategy.num_replicas_in_sync)
         return Distribution(strategy, compiled=True)
-    if kind != "multi_worker":
-        os.environ.pop("TF_CONFIG", None)  # which MirroredStrategy reads too
+    if kind != "multi_worker" and os.environ.get("TF_CONFIG"):
+        _check_alone(kind)
+        del os.environ["TF_CONFIG"]  # which MirroredStrategy reads too
     devices = _local_devices(settings, kind)
     workers = len(cluster.addresses) if cluster else 1
     check_batch(config, workers * len(devices))
@@ -97,6 +102,19 @@ def resolve(config: Config, stop: StopSignals | None = None) -> Distribution:
     if devices == ["CPU:0"] and not compiled:
         _share_two_cores()
     return Distribution(tf.distribute.get_strategy(), compiled=compiled)
+
+
+def _check_alone(kind: str) -> None:
+    """Refuses to leave TF_CONFIG's other workers out: each would train for itself."""
+    try:
+        workers = len(clusters.parse(os.environ["TF_CONFIG"]).addresses)
+    except UserError:  # of some other program's cluster
+        return
+    if workers > 1:
+        raise UserError(
+            f"--strategy: expected multi_worker, as TF_CONFIG names {workers} workers. Received: "
+            f"{kind}. Give --strategy=multi_worker, or unset TF_CONFIG to train on one machine."
+        )
 
 
 def _kind_of(settings: DistributionConfig) -> str:
@@ -183,10 +201,15 @@ def _split_cpu(replicas: int) -> None:
 
 
 def _tpu_strategy(name: str) -> tf.distribute.Strategy:
+    advice = "--tpu: expected a TPU that answers, local or by name."
     try:
-        resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=name)
-        tf.config.experimental_connect_to_cluster(resolver)
-        tf.tpu.experimental.initialize_tpu_system(resolver)
+        with (
+            kept_from_threads(),
+            watchdog.guarded(f"connecting to the TPU {name}", _TPU_SECONDS, advice),
+        ):
+            resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=name)
+            tf.config.experimental_connect_to_cluster(resolver)
+            tf.tpu.experimental.initialize_tpu_system(resolver)
     except (ValueError, OSError, tf.errors.OpError) as error:
         reason = str(error).strip().splitlines()[0].split(". ")[0][:300]
         raise UserError(
@@ -208,9 +231,15 @@ def _multi_worker_strategy(
         stop: what ends the wait for the others.
     """
     clusters.meet(cluster, devices, stop)
+    others = f"connecting to the workers {', '.join(cluster.addresses)}"
+    advice = "TF_CONFIG: expected workers that go on after they have met. Start all of them again."
     try:
         # TensorFlow takes SIGTERM when it connects, and cannot be interrupted.
-        with _cpu_devices(replicas), stop.held_back():
+        with (
+            _cpu_devices(replicas),
+            stop.held_back(),
+            watchdog.guarded(others, _CONNECT_SECONDS, advice),
+        ):
             return tf.distribute.MultiWorkerMirroredStrategy()
     except tf.errors.OpError as error:
         raise UserError(

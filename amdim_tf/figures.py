@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import functools
 import pathlib
 
@@ -108,7 +109,8 @@ class _Figures:
     def views(self):
         """Pairs of views for the given flags."""
         sheet = views_sheet(self._config, self._settings.pairs)
-        return _sheet_figure(sheet, "Pairs of views, as training makes them")
+        title = f"Pairs of views, as training makes them ({self._config.data.dataset})"
+        return _sheet_figure(sheet, title)
 
     def retrieval(self):
         """Nearest images by f1."""
@@ -239,6 +241,9 @@ def _write(figure, name: str, output_dir) -> list[pathlib.Path]:
     paths = [pathlib.Path(output_dir) / f"{name}.{kind}" for kind in ("png", "pdf")]
     try:
         paths[0].parent.mkdir(parents=True, exist_ok=True)
+        for path in paths:
+            if path.is_dir():  # before either is written
+                raise IsADirectoryError(errno.EISDIR, "a directory is in the way", str(path))
         for path in paths:
             charts.save(figure, path)
     except OSError as error:

@@ -10,7 +10,7 @@ from amdim_tf import charts
 HEAT = "viridis"
 _HEAT_SHARE = 0.8  # of what is drawn over a picture
 # In an order in which the first few differ in lightness, also to eyes that take red for green.
-_COMPONENTS = ("#0072B2", "#D55E00", "#F0E442", "#56B4E9", "#CC79A7", "#009E73", "#E69F00")
+_COMPONENTS = ("#0072B2", "#D55E00", "#F0E442", "#CC79A7", "#009E73", "#56B4E9", "#E69F00")
 # Inches of a picture's side.
 SIDE = 1.15
 # Pictures' sides of a row whose pictures have titles.

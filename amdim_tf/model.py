@@ -106,6 +106,11 @@ class AMDIM(keras.Model):
         Returns:
             float32 [N, 7, 7, K]; sums to 1 over K.
         """
+        if self.mixture is None:
+            raise ValueError(
+                "posterior: expected a model with a mixture. Received: one without. Train with "
+                "--mixture_components."
+            )
         wanted = [f1.shape[0], 7, 7, self.settings.n_rkhs]
         if not tf.TensorShape(wanted).is_compatible_with(phi7.shape):
             raise ValueError(
@@ -123,6 +128,12 @@ class AMDIM(keras.Model):
 
     def preprocess(self, images):
         """The evaluation view of uint8 images [N, H, W, 3] of any size: what `encode` takes."""
+        images = tf.convert_to_tensor(images)
+        if images.dtype != tf.uint8 or images.shape.rank != 4 or images.shape[-1] != 3:
+            raise ValueError(
+                "preprocess: expected uint8 images [N, H, W, 3]. Received: "
+                f"{images.dtype.name} {images.shape}."
+            )
         return views.evaluation_view(self.view_settings, images, self.image_size)
 
     def call(self, images, training=False):

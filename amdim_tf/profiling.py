@@ -37,3 +37,8 @@ class Profile:
         if self._running:
             tf.profiler.experimental.stop()
             self._running = False
+            first, last = self._steps
+            print(
+                f"Wrote the profile of steps {first} to {last} below {self._directory}; "
+                "TensorBoard shows it with what requirements-profile.txt lists."
+            )

@@ -65,7 +65,7 @@ def draw(gallery: Gallery, found: Retrieved):
     figure, axes = heat_maps.grid(
         [heat_maps.TITLED, 1.0] * rows,
         1 + NEIGHBOURS,
-        "Nearest images by f1; below each, how "
+        "Nearest images by cosine of f1, which is above each; below, how "
         f"{'the best component' if found.of_mixture else 'f1'} of the query matches its f7",
     )
     limits = heat_maps.limits_of(found.scores)
@@ -80,8 +80,7 @@ def draw(gallery: Gallery, found: Retrieved):
                 below[column], gallery.pictures[number], found.scores[row, column], limits
             )
     of_query = "best component of the query" if found.of_mixture else "φ1(query)"
-    label = f"score {of_query} · φ7 / √D; above: cosine of f1, class"
-    heat_maps.scale(figure, drawn, axes[-1], label)
+    heat_maps.scale(figure, drawn, axes[-1], f"score: {of_query} · φ7 / √D")
     return figure
 
 

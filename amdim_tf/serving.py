@@ -118,7 +118,8 @@ def _evaluation_views(model: AMDIM, images):
     ]
     with tf.control_dependencies(checks):
         # The maximum changes nothing but keeps oneDNN from complaining, as in views.two_views.
-        return model.preprocess(tf.maximum(tf.cast(images, tf.float32), 0.0))
+        values = tf.maximum(tf.cast(images, tf.float32), 0.0)
+        return views.evaluation_view(model.view_settings, values, model.image_size)
 
 
 def _decoded_views(model: AMDIM, encoded_images):

@@ -38,8 +38,9 @@ def test_the_step_s_benchmark_is_of_one_device():
     assert done.returncode == 2 and "--strategy: expected one device here" in done.stderr
 
 
-def test_an_unknown_suite():
-    done = _run("speed")
+@pytest.mark.parametrize("words", [("speed",), (), ("train", "input")])
+def test_an_unknown_suite(words):
+    done = _run(*words)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1 and "expected one of train, inference, input" in done.stderr
 
@@ -74,3 +75,8 @@ def test_the_compared_pytorch_model_computes_the_same(monkeypatch):
         value = value.detach().numpy()
         value = value.transpose(0, 2, 3, 1) if value.ndim == 4 else value
         np.testing.assert_allclose(value, expected[name].numpy(), rtol=1e-4, atol=1e-4)
+
+
+def test_endless_turns_are_refused():
+    done = _run("input", *TINY, "--seconds=inf")
+    assert done.returncode == 2 and "--seconds: expected" in done.stderr

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import signal
 import socket
 import subprocess
 import sys
@@ -26,7 +27,8 @@ from benchmarks import workers as cluster  # noqa: E402
 
 SYNCHRONIZED = {"batch_norm": "synchronized"}
 BAD_ADDRESSES = (
-    ":", "a", "a:b", "a:0", "a:99999", "a b:1", "http://a:1", ":1", "a..b:1", 70 * "a" + ":1",
+    ":", "a", "a,b:1", "\0:1", "a:b", "a:0", "a:99999", "a b:1", "http://a:1", ":1", "a..b:1",
+    70 * "a" + ":1",
 )  # fmt: skip
 
 # Process -> rows that share its devices: name -> the row it must equal, settings, and what else
@@ -217,6 +219,14 @@ def test_a_cluster_of_one_is_one_device(monkeypatch):
     assert _resolve().one_device
 
 
+@pytest.mark.parametrize("settings", [{"strategy": "one_device"}, {"strategy": "mirrored"}])
+def test_workers_are_not_left_out_in_silence(monkeypatch, settings):
+    cluster = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(cluster))
+    with pytest.raises(UserError, match="--strategy: expected multi_worker, as TF_CONFIG names 2"):
+        _resolve(**settings)
+
+
 @pytest.mark.parametrize(
     "text, named",
     [
@@ -320,6 +330,51 @@ def test_what_answers_may_be_something_else():
         pytest.raises(UserError, match=f"expected worker 1 at localhost:{second}"),
     ):
         clusters.meet(three, 1, stop)
+
+
+def test_what_answers_may_be_slow():
+    """One letter at a time does not keep a worker from its signals."""
+    (port,) = cluster.free_ports(1)
+    ended = threading.Event()
+
+    def drip(listening):
+        connection, _ = listening.accept()
+        while not ended.wait(0.1):
+            connection.sendall(b"a")
+        connection.close()
+
+    with clusters._listening(f"localhost:{port}") as listening:
+        dripping = threading.Thread(target=drip, args=(listening,))
+        dripping.start()
+        began = time.monotonic()
+        assert clusters._call(f"localhost:{port}", "words") == ""
+        assert time.monotonic() - began < 2 * clusters._TALK_SECONDS
+        ended.set()
+        dripping.join()
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_lost_after_they_met(tmp_path):
+    """TensorFlow would wait for it for an hour."""
+    first, second = cluster.free_ports(2)
+    addresses = [f"localhost:{first}", f"localhost:{second}"]
+    config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": 0}}
+    code = """if True:
+        from amdim_tf import cli_flags, config
+        cli_flags.import_tensorflow_quietly()
+        from amdim_tf import distribution
+        distribution._CONNECT_SECONDS = 3.0
+        distribution.resolve(config.make({"batch_size": 8}))
+    """
+    environment = {**os.environ, "TF_CONFIG": json.dumps(config)}
+    with clusters._Reception(addresses[1], clusters._WORDS.format(1, 2, 1)):
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=environment, capture_output=True, text=True,
+            cwd=ROOT, timeout=200,
+        )  # fmt: skip
+    assert done.returncode == -signal.SIGKILL
+    line = done.stderr.splitlines()[-1]
+    assert line.startswith("error: TF_CONFIG: ") and f"workers {', '.join(addresses)}" in line
 
 
 def test_workers_agree_on_images_and_policy(tmp_path):

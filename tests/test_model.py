@@ -182,3 +182,24 @@ def test_preprocess_makes_what_encode_takes():
 def test_encode_says_what_it_expects(images):
     with pytest.raises(ValueError, match=r"\[N, 32, 32, 3\].*Received: shape"):
         make_model().encode(images)
+
+
+@pytest.mark.parametrize(
+    "images",
+    [
+        np.zeros([32, 32, 3], np.uint8),
+        np.zeros([2, 32, 32, 3], np.float32),
+        np.zeros([2, 32, 32, 4], np.uint8),
+        "photo.jpg",
+    ],
+)
+def test_preprocess_says_what_it_expects(images):
+    with pytest.raises(ValueError, match=r"expected uint8 images \[N, H, W, 3\]\. Received: "):
+        make_model().preprocess(images)
+
+
+def test_a_posterior_needs_a_mixture():
+    model = make_model()
+    outputs = model.encode(np.zeros([2, 32, 32, 3], np.float32))
+    with pytest.raises(ValueError, match="expected a model with a mixture"):
+        model.posterior(outputs["f1"], outputs["phi7"])

@@ -116,10 +116,14 @@ def test_images_of_a_folder_are_counted(plan, tmp_path):
         plan._count_images(config_lib.make({"dataset": "folder"}))
 
 
-@pytest.mark.parametrize("text", ["v100", "x4", "k80x4", "v100x0", "v100x-1", "v100 x 4"])
+@pytest.mark.parametrize("text", ["", "v100x", "x4", "k80x4", "v100x0", "v100x-1", "v100 x 4"])
 def test_bad_hardware_gets_one_line(plan, text):
     with pytest.raises(UserError, match="--hardware: expected NAMExCOUNT"):
         plan.parse_hardware(text)
+
+
+def test_a_name_alone_is_one_device(plan):
+    assert plan.parse_hardware("A100") == plan.parse_hardware("a100x1")
 
 
 def test_times_have_a_fitting_unit(plan):

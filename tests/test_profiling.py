@@ -10,8 +10,9 @@ from amdim_tf.errors import UserError
 __all__ = ["images"]  # a fixture
 
 
-def test_the_profile_tab_has_the_steps(tmp_path, images):
+def test_the_profile_tab_has_the_steps(tmp_path, images, capsys):
     _train(tmp_path, images, train_steps=4, profile_steps=(2, 3))
+    assert f"profile of steps 2 to 3 below {tmp_path / 'logs'}" in capsys.readouterr().out
     (trace,) = (tmp_path / "logs" / "plugins" / "profile").glob("*/*.xplane.pb")
     assert trace.stat().st_size > 1000
     convert = pytest.importorskip("xprof.convert.raw_to_tool_data")

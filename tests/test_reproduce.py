@@ -105,6 +105,7 @@ def test_too_few_images(reproduce, suite, tmp_path):
     suite = suite._replace(images_per_class={"train": 6, "test": 9})
     with pytest.raises(UserError, match=r"--data_dir: expected at least 9 images in .*test/cat"):
         _run(reproduce, suite, tmp_path)
+    assert not list((tmp_path / "runs").iterdir())
 
 
 def test_a_folder_without_classes(reproduce, suite, tmp_path):

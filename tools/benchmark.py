@@ -56,7 +56,7 @@ from amdim_tf.errors import UserError
 cli_flags.define_config_flags()
 flags.adopt_module_key_flags(cli_flags)
 flags.DEFINE_integer("steps", 8, "`train`, `inference`, `startup`: timed turns.", lower_bound=1)
-flags.DEFINE_float("seconds", 3.0, "`input`: seconds of each turn.", lower_bound=0.1)
+flags.DEFINE(cli_flags.Finite(0.1), "seconds", 3.0, "`input`: seconds of each turn.")
 flags.DEFINE_integer(
     "batches",
     0,
@@ -71,10 +71,11 @@ _SUITES = (
 _PARTS = ("step_peak", "nce_peak")
 
 
-def main(suite: str) -> None:
+def main(suite: str = "", *others: str) -> None:
     """Runs one suite."""
-    if suite not in _SUITES + _PARTS:
-        raise UserError(f"expected one of {', '.join(_SUITES)}. Received: {suite!r}.")
+    if suite not in _SUITES + _PARTS or others:
+        received = " ".join([suite, *others]) or "nothing"
+        raise UserError(f"expected one of {', '.join(_SUITES)}. Received: {received:.80}.")
     config = config_lib.make(cli_flags.given_settings())
     if suite == "memory" and not config.distribution.microbatch:
         raise UserError("--microbatch: expected how many images at a time. Received: 0.")
@@ -115,4 +116,4 @@ def main(suite: str) -> None:
 
 
 if __name__ == "__main__":
-    cli_flags.run(main, words=1)
+    cli_flags.run(main, words=None)

@@ -95,15 +95,16 @@ class Plan(NamedTuple):
 
 
 def parse_hardware(text: str) -> tuple[Device, int]:
-    """The device and how many of them NAMExCOUNT means."""
-    match = re.fullmatch(r"(\w+?)x([0-9]{1,6})", text)
-    if not match or match[1] not in DEVICES or not 0 < int(match[2]) <= 10**5:
+    """The device and how many of them NAMExCOUNT means; NAME alone is one."""
+    match = re.fullmatch(r"(\w+?)(?:x([0-9]{1,6}))?", text.lower())
+    count = int(match[2] or 1) if match else 0
+    if not match or match[1] not in DEVICES or not 0 < count <= 10**5:
         raise UserError(
             f"--hardware: expected NAMExCOUNT with NAME among {', '.join(DEVICES)}, such as "
             f"v100x8. Received: {text!r:.80}."
         )
     device = DEVICES[match[1]]
-    return device, int(match[2]) * device.parts
+    return device, count * device.parts
 
 
 def make_plan(config: Config, device: Device, count: int, images: int) -> Plan:
@@ -172,7 +173,7 @@ def describe(plan: Plan, config: Config, device: Device, count: int) -> list[str
     """The plan as lines of text."""
 
     def gib(count) -> str:
-        return f"{count / 2**30:.2f} GiB"
+        return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
 
     share = config.training.batch_size // count
     memory, hours = gib(plan.memory), _shown_time(plan.hours)

@@ -162,19 +162,22 @@ def _take_subset(data_dir: pathlib.Path, subset: pathlib.Path, per_class: dict[s
                 f"--data_dir: expected {data_dir / split} with a directory of images for each "
                 "class. Received: none."
             )
-    aside = subset.with_name("data.partial")
-    shutil.rmtree(aside, ignore_errors=True)
+    chosen = {}
     for split, classes in found.items():
         for one in classes:
-            (aside / split / one.name).mkdir(parents=True)
             images = sorted(path for path in one.iterdir() if path.is_file())
             if len(images) < per_class[split]:
                 raise UserError(
                     f"--data_dir: expected at least {per_class[split]} images in {one}. Received: "
                     f"{len(images)}."
                 )
-            for image in images[: per_class[split]]:
-                shutil.copyfile(image, aside / split / one.name / image.name)
+            chosen[pathlib.Path(split, one.name)] = images[: per_class[split]]
+    aside = subset.with_name("data.partial")
+    shutil.rmtree(aside, ignore_errors=True)
+    for place, images in chosen.items():
+        (aside / place).mkdir(parents=True)
+        for image in images:
+            shutil.copyfile(image, aside / place / image.name)
     aside.rename(subset)
 
 

@@ -105,8 +105,8 @@ def define_flags() -> None:
     flags.DEFINE(
         cli_flags.PATH, "data_dir", None, "Where the run's data set is now, if it has moved."
     )
-    flags.DEFINE_float(
-        "minutes", Settings.minutes, "Most time for the trials; 0: no limit.", lower_bound=0
+    flags.DEFINE(
+        cli_flags.Finite(0.0), "minutes", Settings.minutes, "Most time for the trials; 0: no limit."
     )
     for name, low, high, text in (
         ("trials", 0, 10**9, "Most trials, in all folds; 0: no limit."),
