@@ -187,7 +187,7 @@ def comparable(history: list[dict], results: dict[str, Any]) -> list[dict[str, f
 def _extend_history(path: pathlib.Path, results: dict[str, Any]) -> list[dict]:
     """Adds the figures of this step to the history, a row per step and conditions; all rows."""
     there = read_history(path)
-    if not accuracies(results):  # of segmentation, which the history does not have
+    if "segmentation" in results and not accuracies(results):  # the history has no column for it
         return there
     _keep_damaged(path, len(there))
     rows = {(row["conditions"], row["step"]): row for row in there}

@@ -382,7 +382,7 @@ def _refused(*flags):
         (["--output=policy.txt"], "--output: expected a file that ends in .json"),
         (["--output=none/policy.json"], "--output: expected a file in a directory that is there"),
         (["--trials=0"], "--trials, --minutes: expected a number above 0"),
-        (["--trials=0", "--minutes=nan"], "--trials, --minutes: expected a number above 0"),
+        (["--trials=0", "--minutes=nan"], "--minutes: expected a non-negative number"),
         (["--trials=2"], "--sub_policies: expected at most 10, as many as --trials=2 tries"),
         (["--images=100"], "--images: expected at least 334 for --folds=5. Received: 100"),
         (["--folds=0"], "folds"),
