@@ -12,7 +12,7 @@ import typing
 
 import tensorflow as tf
 
-from amdim_tf import batch_norm, microbatches, replicas
+from amdim_tf import batch_norm, microbatches, replicas, winograd
 from amdim_tf.classifiers import classification_loss
 from amdim_tf.config import DistributionConfig
 from amdim_tf.mixture_watch import mixture_logs
@@ -67,8 +67,9 @@ class TrainingStep:
     ):
         self._model, self._settings, self._compiled = model, settings, compiled
         self._whole = compiled and not islands
-        # On a CPU an operation keeps several cores busy less well than several operations do.
-        self._side_by_side = not compiled and not tf.config.list_physical_devices("GPU")
+        # There an operation keeps several cores busy less well than several operations do, and
+        # convolutions of small maps gain by fewer multiplications.
+        self._on_cpu = not compiled and not tf.config.list_physical_devices("GPU")
         self._synchronized = settings.batch_norm == "synchronized"
         self.forward = self._forward
         # Synchronized batch norm communicates within the pass.
@@ -146,7 +147,7 @@ class TrainingStep:
         batch statistics apart. Replicas make one: synchronized batch norm communicates within it.
         """
         model = self._model
-        apart = self._side_by_side and replicas.count() == 1
+        apart = self._on_cpu and replicas.count() == 1
         passes = [view1, view2] if apart else [tf.concat([view1, view2], axis=0)]  # [2b, S, S, 3]
         views, mixtures, f1 = [], [], []
         for images in passes:
@@ -169,7 +170,10 @@ class TrainingStep:
         """
         model = self._model
         loss, logs = tf.constant(0.0), {}
-        with batch_norm.collected(self._synchronized) as collector:
+        with (
+            batch_norm.collected(self._synchronized) as collector,
+            winograd.allowed(self._on_cpu),
+        ):
             embedded, f1 = self.embed(data["view1"], data["view2"])
             if model.classes:
                 labels = tf.concat([data["label"], data["label"]], axis=0)  # [2b]
@@ -268,7 +272,7 @@ class TrainingStep:
             embedded.mixtures,
             settings.mixture_temperature,
             1.0 if scale is None else scale,
-            self._side_by_side,
+            self._on_cpu,
         )
         return tasks, Embedded(tuple(views), mixtures)
 

@@ -84,7 +84,9 @@ def test_config_round_trip(layer):
     assert copy.get_config() == layer.get_config()
 
 
-@pytest.mark.parametrize("kernel_size, strides, side", [(1, 1, 5), (3, 1, 3), (3, 1, 5), (4, 2, 8)])
+@pytest.mark.parametrize(
+    "kernel_size, strides, side", [(1, 1, 5), (3, 1, 3), (3, 1, 5), (4, 2, 8), (2, 2, 6), (2, 2, 7)]
+)
 def test_convolution_equals_tensorflows(kernel_size, strides, side):
     images = tf.random.stateless_normal([2, side, side, 3], seed=[0, 1])
     layer = Convolution(4, kernel_size, strides, use_bias=True, bias_initializer="ones")

@@ -37,6 +37,14 @@ class _Counting:
         return tf.reduce_mean(images, axis=[1, 2])
 
 
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_f1_of_any_number_of_images(count):
+    model = build_model(CONFIG, 3, "float32")
+    images = tf.random.stateless_normal([count, 32, 32, 3], seed=[0, count])
+    expected = model.encode(images)["f1"]
+    np.testing.assert_allclose(features.f1_of(model)(images), expected, rtol=1e-4, atol=1e-5)
+
+
 def test_features_are_extracted_once(tmp_path):
     function, source = _Counting(), _source()
     first, again = (

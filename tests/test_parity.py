@@ -1,8 +1,10 @@
 """The model against numbers from the authors' own code (tests/data/reference_*.npz)."""
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
+from amdim_tf import winograd
 from amdim_tf.nce import (
     flat_locations,
     multiscale_losses,
@@ -44,8 +46,11 @@ def test_classifier_logits(golden):
         _check(logits[name], golden.numbers[f"eval/x1/logits_{name}"])
 
 
-def test_training_embeddings(golden):
-    for name, view in zip(("x1", "x2"), _train_mode(golden), strict=True):
+@pytest.mark.parametrize("fewer_multiplications", [False, True])
+def test_training_embeddings(golden, fewer_multiplications):
+    with winograd.allowed(fewer_multiplications):
+        views = _train_mode(golden)
+    for name, view in zip(("x1", "x2"), views, strict=True):
         for scale in (1, 5, 7):
             _check(view[scale], golden.numbers[f"train/{name}/r{scale}"])
 
@@ -76,7 +81,8 @@ def test_losses(golden):
     _check(regularizer, golden.numbers["loss/score_regularizer"])
 
 
-def test_gradients(golden):
+@pytest.mark.parametrize("fewer_multiplications", [False, True])
+def test_gradients(golden, fewer_multiplications):
     """At the golden images, or within their rounding.
 
     One ReLU of reference_128 has an input of 2e-9, so that it depends on the processor's way of
@@ -85,7 +91,8 @@ def test_gradients(golden):
     """
     errors = {}
     for nudge in range(20):
-        errors[nudge] = _largest_gradient_error(golden, nudge)
+        with winograd.allowed(fewer_multiplications):
+            errors[nudge] = _largest_gradient_error(golden, nudge)
         if errors[nudge][0] < 1e-3:
             return
     raise AssertionError(errors)
