@@ -165,16 +165,21 @@ class CoupledAdam(keras.optimizers.Optimizer):
         }
 
 
-def make_optimizer(
-    config: OptimizerConfig, steps_per_epoch: int, scales_loss: bool = False
-) -> CoupledAdam:
-    """The optimizer of a run; milestones are epochs there and steps here."""
-    schedule = WarmupMilestones(
+def make_schedule(config: OptimizerConfig, steps_per_epoch: int) -> WarmupMilestones:
+    """The learning rates of a run; milestones are epochs in its settings and steps here."""
+    return WarmupMilestones(
         config.learning_rate,
         config.warmup_steps,
         [round(epoch * steps_per_epoch) for epoch in config.milestones],
         config.decay_factor,
     )
+
+
+def make_optimizer(
+    config: OptimizerConfig, steps_per_epoch: int, scales_loss: bool = False
+) -> CoupledAdam:
+    """The optimizer of a run."""
+    schedule = make_schedule(config, steps_per_epoch)
     return CoupledAdam(
         schedule, config.beta_1, config.beta_2, l2=config.weight_decay, scales_loss=scales_loss
     )

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from pictures import picture, write_tree
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 TINY = ("--ndf=4", "--n_rkhs=16", "--n_depth=1", "--batch_size=4")
@@ -31,6 +32,31 @@ def test_suites(words, expected):
     done = _run(*words)
     assert done.returncode == 0, done.stderr
     assert expected in done.stdout
+
+
+def test_learning_is_compared_with_pytorch_only():
+    done = _run("learning", *TINY, "--use_bn", "--train_steps=2")
+    assert done.returncode == 0, done.stderr
+    assert "PyTorch is not compared: it" in done.stdout
+
+
+@pytest.mark.slow
+def test_learning(tmp_path):
+    pytest.importorskip("torch", reason="PyTorch is compared with only where installed")
+    files = {
+        f"{split}/class{index % 2}/{index}.jpg": picture(32, 32, index)
+        for split, count in (("train", 8), ("test", 4))
+        for index in range(count)
+    }
+    write_tree(tmp_path, files)
+    done = _run(
+        "learning", *TINY, "--dataset=folder", f"--data_dir={tmp_path}", "--epochs=2",
+        "--milestones=1",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    rows = [line for line in done.stdout.splitlines() if "4 steps" in line]
+    assert [row.split()[0] for row in rows] == ["PyTorch", "amdim_tf"]
+    assert all("linear accuracy" in row and "nan" not in row for row in rows)
 
 
 def test_the_step_s_benchmark_is_of_one_device():

@@ -11,6 +11,7 @@ Usage:
     python tools/benchmark.py probes
     python tools/benchmark.py workers --ndf=32 --n_rkhs=256 --n_depth=3 --batch_size=128
     python tools/benchmark.py startup --flagfile=configs/quickstart.cfg
+    python tools/benchmark.py learning --flagfile=configs/cifar10_reference.cfg --data_dir=CIFAR10
 
 train: the whole training step, online classifiers included, on images in memory. The limit is a
 large matrix product, repeated for a second before and after every step, since the speed of a shared
@@ -40,6 +41,9 @@ probes: linear classifier and nearest neighbours on 50,000 features of 1,024 num
 workers: two worker processes with a core each, beside one process with both cores, in turns.
 
 startup: from the command to the end of the first step, and imports beside TensorFlow's own.
+
+learning: the configured run by PyTorch and by amdim_tf, each from initial weights of its own, with
+the losses of each epoch and the accuracy of one and the same linear classifier.
 """
 
 import pathlib
@@ -66,7 +70,7 @@ flags.DEFINE_integer(
 flags.DEFINE(cli_flags.PATH, "saved_model", None, "`extract`: the export that it runs.")
 _SUITES = (
     "train", "inference", "input", "checkpoints", "extract", "memory", "nce", "probes", "workers",
-    "startup",
+    "startup", "learning",
 )  # fmt: skip
 _PARTS = ("step_peak", "nce_peak")
 
@@ -87,6 +91,7 @@ def main(suite: str = "", *others: str) -> None:
         extract,
         inference,
         input,
+        learning,
         memory,
         probes,
         startup,
@@ -112,6 +117,7 @@ def main(suite: str = "", *others: str) -> None:
         "probes": probes.run,
         "workers": lambda: workers.run(given),
         "startup": lambda: startup.run(given, options.steps),
+        "learning": lambda: learning.run(config),
     }[suite]()
 
 

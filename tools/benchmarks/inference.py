@@ -6,18 +6,13 @@ from benchmarks import measuring, rivals
 
 
 def run(config, turns: int) -> None:
-    """Times f1 of one batch, as an exported model computes it."""
-    import tensorflow as tf
-
-    from amdim_tf import checkpoints, costs
+    """Times f1 of one batch, as evaluation computes it."""
+    from amdim_tf import checkpoints, costs, features
 
     batch, settings = config.training.batch_size, config.model
     model = checkpoints.build_model(config, measuring.CLASSES, "float32")
     images = measuring.random_batch(config)["view1"]
-
-    @tf.function(autograph=False)
-    def encode(images):
-        return model.encoder(images, training=False)["f1"]
+    encode = features.f1_of(model)
 
     measure = measuring.matmul_rates()
     encode(images)

@@ -1,14 +1,14 @@
 """AMDIM for images of 32 pixels in plain PyTorch: what the benchmarks compare with.
 
 Written as the authors' code computes it: each view through the encoder by itself, convolutions as
-convolutions, losses and classifiers in one graph, PyTorch's own Adam. It exists to be timed.
+convolutions, losses and classifiers in one graph, with PyTorch's own Adam. It is for comparisons.
 """
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-_CLIP, _REGULARIZATION = 20.0, 4e-2
+_CLIP = 20.0
 _TASKS = ((1, 5), (1, 7), (5, 5))
 
 
@@ -60,16 +60,23 @@ class _Embedding(nn.Module):
         self.conv2 = nn.Conv2d(outputs, outputs, 1, bias=False)
         nn.init.zeros_(self.conv2.weight)
         self.shortcut, self.norm = nn.Conv2d(inputs, outputs, 1), nn.BatchNorm2d(outputs)
+        with torch.no_grad():
+            same = torch.eye(outputs, inputs)[:, :, None, None]
+            self.shortcut.weight.uniform_(-0.01, 0.01).mul_(1 - same).add_(same)
 
     def forward(self, x):
         return self.norm(self.conv2(F.relu(self.conv1(x))) + self.shortcut(x))
 
 
 class TrainedModel(nn.Module):
-    """Encoder, embeddings and both classifiers, with their training step."""
+    """Encoder, embeddings and both classifiers, with their training step.
 
-    def __init__(self, ndf: int, n_rkhs: int, depth: int, classes: int):
+    `regularization` is the λ of the scores.
+    """
+
+    def __init__(self, ndf: int, n_rkhs: int, depth: int, classes: int, regularization: float):
         super().__init__()
+        self.regularization = regularization
         self.encoder = Encoder(ndf, n_rkhs, depth)
         self.embedding7 = _Embedding(4 * ndf, n_rkhs)
         self.embedding5 = _Embedding(4 * ndf, n_rkhs)
@@ -82,14 +89,20 @@ class TrainedModel(nn.Module):
             self.parameters(), lr=2e-4, betas=(0.8, 0.999), eps=1e-8, weight_decay=1e-5
         )
 
+    def set_learning_rate(self, rate: float) -> None:
+        """From the next step on."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+
     def train_step(self, view1, view2, labels) -> float:
         """One step of optimization; returns the sum of the NCE losses."""
         views = [self._embed(view) for view in (view1, view2)]
         loss, regularizer = 0.0, 0.0
         for n, m in _TASKS:
             for source, target in (views, views[::-1]):
-                of_task = _nce(_antecedents(source[n]), target[m].flatten(2))
-                loss, regularizer = loss + of_task[0] / 2, regularizer + of_task[1] / 2
+                of_task, squares = _nce(_antecedents(source[n]), target[m].flatten(2))
+                loss = loss + of_task / 2
+                regularizer = regularizer + self.regularization * squares / 2
         features = torch.cat([view[1] for view in views]).detach()
         labels, total = torch.cat([labels, labels]), loss + regularizer
         for classifier in (self.linear, self.mlp):
@@ -116,15 +129,15 @@ def _antecedents(embedding):
 
 
 def _nce(antecedents, consequents):
-    """Loss and regularizer. antecedents: [B, D]; consequents: [B, D, S]."""
+    """Loss, and the mean of the squared scores. antecedents: [B, D]; consequents: [B, D, S]."""
     B, D, S = consequents.shape
     flat = consequents.permute(1, 0, 2).reshape(D, B * S)
     scores = (antecedents @ flat / D**0.5).reshape(B, B, S)
-    regularizer = _REGULARIZATION * (scores**2).mean()
+    squares = (scores**2).mean()
     scores = _CLIP * torch.tanh(scores / _CLIP)
     others = 1 - torch.eye(B)[:, :, None]  # [B, B, 1]
     shift = scores.amax(dim=(1, 2))  # [B]
     negatives = (others * torch.exp(scores - shift[:, None, None])).sum(dim=(1, 2))  # [B]
     positives = scores.diagonal().t() - shift[:, None]  # [B, S]
     log_probabilities = positives - torch.log(torch.exp(positives) + negatives[:, None])
-    return -log_probabilities.mean(), regularizer
+    return -log_probabilities.mean(), squares
