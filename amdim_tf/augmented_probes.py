@@ -125,10 +125,11 @@ def _train(model: AMDIM, source: Source, config: Config, classes, names, epochs)
         for rate in _LEARNING_RATES
     ]
 
+    encode = features.f1_of(model)
+
     @tf.function
     def train_step(batch):
-        both = tf.concat([batch["view1"], batch["view2"]], axis=0)  # [2B, S, S, 3]
-        f1 = model.encoder(both, training=False)["f1"]  # [2B, D]
+        f1 = encode(tf.concat([batch["view1"], batch["view2"]], axis=0))  # [2B, D]
         labels = tf.tile(batch["label"], [2])  # [2B]
         return [_update(candidate, f1, labels, config.training.seed) for candidate in candidates]
 

@@ -42,7 +42,9 @@ def f1_of(model: AMDIM) -> Callable:
     def f1(images):
         if not on_cpu:
             return encode(images)
-        count = tf.shape(images)[0]
+        count = images.shape[0]
+        if count is None:
+            count = tf.shape(images)[0]
         half = (count + 1) // 2
         # Neither is empty: of an odd number both have the image in the middle.
         first, second = encode(images[:half]), encode(images[count - half :])  # [half, D]

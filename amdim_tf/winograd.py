@@ -23,8 +23,10 @@ _INPUTS = np.array(
 _KERNEL = np.array([[3, 0, 0], [3, 3, 3], [1, -1, 1], [1, 2, 4], [0, 0, 6]]) / 6
 _OUTPUTS = np.array([[1, 1, 1, 1, 0], [0, 1, -1, 2, 0], [0, 1, 1, 4, 1]])
 
-# On larger maps the transformed tiles no longer fit into the cache.
+# The transforms are dense over the whole map: on larger ones they cost more than they save. So does
+# the kernel's for fewer images.
 _LARGEST_SIDE = 7
+_FEWEST_IMAGES = 16
 
 _ALLOWED: contextvars.ContextVar[bool] = contextvars.ContextVar("allowed", default=False)
 
@@ -45,9 +47,11 @@ def allowed(on: bool):
 
 def applies(inputs: tf.Tensor, width: int, stride: int) -> bool:
     """Whether a convolution of width × width is to be computed by `convolve`."""
-    _, height, across, _ = inputs.shape
-    small = height == across <= _LARGEST_SIDE
-    return _ALLOWED.get() and (width, stride) == (3, 1) and small and inputs.dtype == tf.float32
+    if not _ALLOWED.get() or (width, stride) != (3, 1) or inputs.dtype != tf.float32:
+        return False
+    images, height, across, _ = inputs.shape
+    enough = images is None or images >= _FEWEST_IMAGES
+    return enough and height == across and height is not None and height <= _LARGEST_SIDE
 
 
 def convolve(inputs: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
@@ -63,7 +67,7 @@ def convolve(inputs: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
     _, H, _, C = inputs.shape
     out, K = H - 2, kernel.shape[-1]
     of_inputs, of_kernel, of_outputs = (tf.constant(m, inputs.dtype) for m in _matrices(H))
-    tiles = of_inputs.shape[0] // _POINTS**2
+    tiles = of_inputs.shape[0] // _POINTS**2  # on both axes
     pixels = tf.transpose(tf.reshape(inputs, [-1, H * H, C]), [1, 0, 2])  # [H², N, C]
     values = tf.matmul(of_inputs, tf.reshape(pixels, [H * H, -1]))  # [25·tiles, N·C]
     values = tf.reshape(values, [_POINTS**2, -1, C])  # [25, tiles·N, C]
@@ -82,10 +86,10 @@ def _matrices(side: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     The tiles lie side by side; what the last ones have beyond the map is zero, and left out.
     """
     outputs = side - 2
-    tiles = -(-outputs // _TILE)
-    of_inputs = np.zeros([_POINTS, tiles, side])
-    of_outputs = np.zeros([outputs, _POINTS, tiles])
-    for tile in range(tiles):
+    along_axis = -(-outputs // _TILE)
+    of_inputs = np.zeros([_POINTS, along_axis, side])
+    of_outputs = np.zeros([outputs, _POINTS, along_axis])
+    for tile in range(along_axis):
         begin = tile * _TILE
         inside, made = min(_POINTS, side - begin), min(_TILE, outputs - begin)
         of_inputs[:, tile, begin : begin + inside] = _INPUTS[:, :inside]

@@ -50,8 +50,8 @@ def test_learning(tmp_path):
     }
     write_tree(tmp_path, files)
     done = _run(
-        "learning", *TINY, "--dataset=folder", f"--data_dir={tmp_path}", "--epochs=2",
-        "--milestones=1",
+        "learning", *TINY, "--dataset=folder", f"--data_dir={tmp_path}", "--image_size=32",
+        "--evaluation_resize=32", "--epochs=2", "--milestones=1",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     rows = [line for line in done.stdout.splitlines() if "4 steps" in line]
@@ -101,6 +101,59 @@ def test_the_compared_pytorch_model_computes_the_same(monkeypatch):
         value = value.detach().numpy()
         value = value.transpose(0, 2, 3, 1) if value.ndim == 4 else value
         np.testing.assert_allclose(value, expected[name].numpy(), rtol=1e-4, atol=1e-4)
+
+
+def test_the_compared_pytorch_step_learns_the_same(monkeypatch):
+    torch = pytest.importorskip("torch", reason="PyTorch is compared with only where installed")
+    import tensorflow as tf
+
+    from amdim_tf import config as config_lib
+    from amdim_tf import distribution, stepping, training_loop
+
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    from benchmarks import measuring, rivals, torch_model
+
+    config = config_lib.make({
+        "dataset": "scenes", "ndf": 4, "n_rkhs": 16, "n_depth": 2, "batch_size": 6,
+        "warmup_steps": 1, "learning_rate": 1e-3,
+    })  # fmt: skip
+    devices = distribution.resolve(config)
+    ours = training_loop.compiled_model(config, measuring.CLASSES, 1000, devices)
+    theirs = rivals.model_of(config, torch.channels_last)
+
+    def tensors(module, kind):
+        return [m.weight.detach().numpy() for m in module.modules() if isinstance(m, kind)]
+
+    for part, module in (
+        (ours.encoder, theirs.encoder),
+        (ours.embedding5, theirs.embedding5),
+        (ours.embedding7, theirs.embedding7),
+    ):
+        kernels = [w for w in part.trainable_weights if len(w.shape) == 4]
+        # By shape too: the order of an embedding's layers differs.
+        for theirs_kernel in tensors(module, torch.nn.Conv2d):
+            value = theirs_kernel.transpose(2, 3, 1, 0)
+            kernel = next(k for k in kernels if tuple(k.shape) == value.shape)
+            kernels = [k for k in kernels if k is not kernel]
+            kernel.assign(value)
+        biases = [w for w in part.trainable_weights if w.path.endswith("bias")]
+        others = [p for name, p in module.named_parameters() if name.endswith("bias")]
+        others = [p for p in others if p.abs().max() > 0]  # but for those of batch norm, zeros
+        for bias, other in zip(biases, others, strict=True):
+            bias.assign(other.detach().numpy())
+    # The same place of every map: location 12 is the middle of 5×5.
+    monkeypatch.setattr(ours, "draw_locations", lambda batch, step: {5: tf.fill([2, batch], 12)})
+    monkeypatch.setattr(
+        torch_model, "_antecedents", lambda e: e if e.dim() == 2 else e.flatten(2)[:, :, 12]
+    )
+    data = measuring.random_batch(config)
+    step = stepping.step_function(ours, devices)
+    views = [rivals.to_torch(data[name], torch.channels_last) for name in ("view1", "view2")]
+    labels = torch.from_numpy(data["label"].numpy()).long()
+    theirs.set_learning_rate(1e-3)
+    for _ in range(5):
+        expected = theirs.train_step(*views, labels)
+        assert float(step(data, False)["loss"]) == pytest.approx(expected, abs=2e-4)
 
 
 def test_endless_turns_are_refused():

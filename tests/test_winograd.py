@@ -4,7 +4,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from amdim_tf import winograd
+from amdim_tf import (
+    checkpoints,
+    distribution,
+    features,
+    serving,
+    training_loop,
+    winograd,
+)
+from amdim_tf import config as config_lib
 from amdim_tf.blocks import Convolution
 
 
@@ -66,28 +74,60 @@ def _operations(layer, shape, dtype, allowed):
 
 
 @pytest.mark.parametrize(
-    "side, width, stride, dtype, allowed, applies",
+    "images, side, width, stride, dtype, allowed, applies",
     [
-        (7, 3, 1, "float32", True, True),
-        (5, 3, 1, "float32", True, True),
-        (7, 3, 1, "float32", False, False),
-        (8, 3, 1, "float32", True, False),
-        (7, 3, 2, "float32", True, False),
-        (7, 2, 1, "float32", True, False),
-        (7, 3, 1, "bfloat16", True, False),
+        (16, 7, 3, 1, "float32", True, True),
+        (None, 5, 3, 1, "float32", True, True),
+        (16, 7, 3, 1, "float32", False, False),
+        (15, 7, 3, 1, "float32", True, False),
+        (16, 8, 3, 1, "float32", True, False),
+        (16, None, 3, 1, "float32", True, False),
+        (16, 7, 3, 2, "float32", True, False),
+        (16, 7, 2, 1, "float32", True, False),
+        (16, None, 2, 2, "float32", True, False),
+        (16, 7, 3, 1, "bfloat16", True, False),
     ],
 )
-def test_where_it_is_used(side, width, stride, dtype, allowed, applies):
+def test_where_it_is_used(images, side, width, stride, dtype, allowed, applies):
     layer = Convolution(4, width, stride, use_bias=False, dtype=dtype)
-    found = _operations(layer, [2, side, side, 3], dtype, allowed)
+    found = _operations(layer, [images, side, side, 3], dtype, allowed)
     assert ("BatchMatMulV2" in found, "Conv2D" in found) == (applies, not applies)
 
 
 def test_what_is_allowed_ends_with_its_block():
-    inputs = tf.zeros([1, 7, 7, 3])
+    inputs = tf.zeros([16, 7, 7, 3])
     with pytest.raises(KeyError), winograd.allowed(True):
         assert winograd.applies(inputs, 3, 1)
         with winograd.allowed(False):
             assert not winograd.applies(inputs, 3, 1)
         raise KeyError
     assert not winograd.applies(inputs, 3, 1)
+
+
+def _plain_convolutions(function, *arguments) -> int:
+    graph = function.get_concrete_function(*arguments).graph
+    return sum(operation.type == "Conv2D" for operation in graph.get_operations())
+
+
+def test_evaluation_and_training_use_it_and_exports_and_xla_do_not():
+    settings = {"dataset": "scenes", "ndf": 4, "n_rkhs": 16, "n_depth": 1, "batch_size": 16}
+    images = tf.zeros([32, 32, 32, 3])
+    noise, labels = tf.zeros([16, 16 + 1024]), tf.zeros([16], tf.int32)
+    batch = {"view1": images[:16], "view2": images[16:], "label": labels, "noise": (noise, noise)}
+
+    def in_a_pass(xla):
+        config = config_lib.make({**settings, "xla": xla})
+        devices = distribution.resolve(config)
+        step = training_loop.compiled_model(config, 3, 10, devices).training_step
+        # A pass that XLA compiles has both views as one batch.
+        return _plain_convolutions(tf.function(step.forward), batch, tf.constant(32.0))
+
+    model = checkpoints.build_model(config_lib.make(settings), 3)
+    pictures = tf.TensorSpec([None, None, None, 3], tf.uint8)
+    exported = tf.function(serving.signatures(model)["serving_default"].python_function)
+    # Of the encoder's 3×3 convolutions two are on maps of 7×7 and 5×5. What is left: the stem and
+    # the 4×4 one, in each of two halves or views.
+    assert _plain_convolutions(features.f1_of(model), images) == 4
+    assert in_a_pass("off") == 4
+    assert in_a_pass("on") == 4
+    assert _plain_convolutions(exported, pictures) == 4

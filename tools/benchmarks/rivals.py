@@ -57,6 +57,8 @@ def compare(config, run: Callable[[], object], others: Runs, turns: int, images:
 
 def reason_against(config) -> str:
     """Why PyTorch is not compared; empty where it is."""
+    import tensorflow as tf
+
     from amdim_tf.config import ModelConfig
 
     if importlib.util.find_spec("torch") is None:
@@ -65,8 +67,10 @@ def reason_against(config) -> str:
     plain = (settings.tasks, settings.use_bn, settings.mixture_components)
     if config.data.image_size != 32 or plain != (ModelConfig.tasks, False, 0):
         return "its model here is for 32 pixels, the paper's tasks, no --use_bn and no mixture"
-    if config.distribution.precision != "float32":
-        return "it computes in float32 here"
+    if config.distribution.precision != "float32" or config.distribution.microbatch:
+        return "it computes in float32 and without microbatches here"
+    if tf.config.list_physical_devices("GPU"):
+        return "it computes on the CPU here, and this machine has a GPU"
     return ""
 
 
@@ -79,37 +83,35 @@ def _layouts():
     }
 
 
-def images(values, layout):
+def to_torch(images, layout):
     """[N, S, S, 3] of TensorFlow as [N, 3, S, S] of PyTorch."""
     import torch
 
-    return torch.from_numpy(values.numpy().transpose(0, 3, 1, 2).copy()).to(memory_format=layout)
+    moved = torch.from_numpy(images.numpy()).permute(0, 3, 1, 2)
+    return moved.contiguous(memory_format=layout)
 
 
-def model(config, layout, classes: int = measuring.CLASSES):
+def model_of(config, layout, classes: int = measuring.CLASSES):
     """The configured model in PyTorch, with its optimizer."""
     from benchmarks import torch_model
 
-    settings = config.model
-    made = torch_model.TrainedModel(
-        settings.ndf, settings.n_rkhs, settings.n_depth, classes, settings.score_regularization
-    )
-    return made.to(memory_format=layout)
+    model = torch_model.TrainedModel(config.model, config.optimizer, classes)
+    return model.to(memory_format=layout)
 
 
 def _step(config, data, layout):
     import torch
 
-    rival = model(config, layout)
-    views = [images(data[name], layout) for name in ("view1", "view2")]
+    model = model_of(config, layout)
+    views = [to_torch(data[name], layout) for name in ("view1", "view2")]
     labels = torch.from_numpy(data["label"].numpy()).long()
-    return lambda: rival.train_step(*views, labels)
+    return lambda: model.train_step(*views, labels)
 
 
-def _pass(config, views, layout):
+def _pass(config, images, layout):
     import torch
 
-    encoder, given = model(config, layout).encoder.eval(), images(views, layout)
+    encoder, given = model_of(config, layout).encoder.eval(), to_torch(images, layout)
 
     def run():
         with torch.inference_mode():

@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-_CLIP = 20.0
 _TASKS = ((1, 5), (1, 7), (5, 5))
 
 
@@ -71,12 +70,13 @@ class _Embedding(nn.Module):
 class TrainedModel(nn.Module):
     """Encoder, embeddings and both classifiers, with their training step.
 
-    `regularization` is the λ of the scores.
+    `settings` and `optimizer` are a ModelConfig and an OptimizerConfig of amdim_tf.
     """
 
-    def __init__(self, ndf: int, n_rkhs: int, depth: int, classes: int, regularization: float):
+    def __init__(self, settings, optimizer, classes: int):
         super().__init__()
-        self.regularization = regularization
+        self.clip, self.regularization = settings.score_clip, settings.score_regularization
+        ndf, n_rkhs, depth = settings.ndf, settings.n_rkhs, settings.n_depth
         self.encoder = Encoder(ndf, n_rkhs, depth)
         self.embedding7 = _Embedding(4 * ndf, n_rkhs)
         self.embedding5 = _Embedding(4 * ndf, n_rkhs)
@@ -86,7 +86,11 @@ class TrainedModel(nn.Module):
             nn.ReLU(), nn.Dropout(0.2), nn.Linear(1024, classes),
         )  # fmt: skip
         self.optimizer = torch.optim.Adam(
-            self.parameters(), lr=2e-4, betas=(0.8, 0.999), eps=1e-8, weight_decay=1e-5
+            self.parameters(),
+            lr=optimizer.learning_rate,
+            betas=(optimizer.beta_1, optimizer.beta_2),
+            eps=1e-8,
+            weight_decay=optimizer.weight_decay,
         )
 
     def set_learning_rate(self, rate: float) -> None:
@@ -100,7 +104,7 @@ class TrainedModel(nn.Module):
         loss, regularizer = 0.0, 0.0
         for n, m in _TASKS:
             for source, target in (views, views[::-1]):
-                of_task, squares = _nce(_antecedents(source[n]), target[m].flatten(2))
+                of_task, squares = _nce(_antecedents(source[n]), target[m].flatten(2), self.clip)
                 loss = loss + of_task / 2
                 regularizer = regularizer + self.regularization * squares / 2
         features = torch.cat([view[1] for view in views]).detach()
@@ -128,13 +132,14 @@ def _antecedents(embedding):
     return flat.gather(2, places)[:, :, 0]  # [B, D]
 
 
-def _nce(antecedents, consequents):
+def _nce(antecedents, consequents, clip):
     """Loss, and the mean of the squared scores. antecedents: [B, D]; consequents: [B, D, S]."""
     B, D, S = consequents.shape
     flat = consequents.permute(1, 0, 2).reshape(D, B * S)
     scores = (antecedents @ flat / D**0.5).reshape(B, B, S)
     squares = (scores**2).mean()
-    scores = _CLIP * torch.tanh(scores / _CLIP)
+    if clip:
+        scores = clip * torch.tanh(scores / clip)
     others = 1 - torch.eye(B)[:, :, None]  # [B, B, 1]
     shift = scores.amax(dim=(1, 2))  # [B]
     negatives = (others * torch.exp(scores - shift[:, None, None])).sum(dim=(1, 2))  # [B]
