@@ -1,4 +1,7 @@
-"""Arithmetic of a training step, counted from the layers' shapes."""
+"""Arithmetic of a training step, counted from the layers' shapes.
+
+As plain convolutions count: where winograd.py computes them, fewer multiplications are made.
+"""
 
 from __future__ import annotations
 

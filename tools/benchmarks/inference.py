@@ -26,7 +26,8 @@ def run(config, turns: int) -> None:
           f"{settings.n_depth}) batch {batch}")  # fmt: skip
     print(
         f"  median                {batch / seconds:8.1f} images/s {gflop / seconds:7.1f} GFLOP/s, "
-        f"{100 * gflop / seconds / limit:.0f}% of products' sustained rate"
+        f"{100 * gflop / seconds / limit:.0f}% of products' sustained rate, "
+        "as plain convolutions count"
     )
     rivals.compare(
         config, lambda: encode(images).numpy(), rivals.encoder_passes(config, images), turns, batch

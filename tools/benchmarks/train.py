@@ -52,6 +52,9 @@ def run(config, steps: int) -> None:
             f"{100 * statistics.median(shares):.1f}% "
             f"(median; {100 * min(shares):.1f}% to {100 * max(shares):.1f}%)"
         )
-    print(f"  arithmetic            {gflop / batch:8.2f} GFLOP per image pair")
+    print(
+        f"  arithmetic            {gflop / batch:8.2f} GFLOP per image pair, as plain convolutions "
+        "count"
+    )
     print(f"  peak memory           {memory:8.0f} MiB beyond {before:.0f} MiB after imports")
     rivals.compare(config, make_step, rivals.training_steps(config, data), steps, batch)
