@@ -36,8 +36,11 @@ def test_suites(words, expected):
 
 def test_learning_is_compared_with_pytorch_only():
     done = _run("learning", *TINY, "--use_bn", "--train_steps=2")
-    assert done.returncode == 0, done.stderr
-    assert "PyTorch is not compared: it" in done.stdout
+    assert done.returncode == 2
+    assert (
+        done.stderr.count("\n") == 1
+        and "learning: expected a run that PyTorch makes" in done.stderr
+    )
 
 
 @pytest.mark.slow

@@ -19,7 +19,8 @@ machine changes from second to second: its sustained rate, which like a step's i
 machine's moods, and its best single run. Where torch is installed, PyTorch makes the same step in
 the same run, in turns: as the authors' code lays its images out, and channels-last.
 
-inference: f1 of images in memory by the encoder alone, beside the same two.
+inference: f1 of images in memory as evaluation computes it, beside the same two. (An export has
+plain convolutions.)
 
 input: the training pipeline, from files (or memory, for small images) to batches of two normalized
 views, on one core, beside the same work done image by image with Pillow in the same run, in turns.

@@ -23,8 +23,9 @@ def run(config) -> None:
 
     reason = rivals.reason_against(config)
     if reason:
-        print(f"learning: PyTorch is not compared: {reason}")
-        return
+        raise UserError(
+            f"learning: expected a run that PyTorch makes here too. It does not: {reason}."
+        )
     devices = measuring.one_device(config)
     train, test = (sources.load(config.data, split) for split in ("labelled", "test"))
     classes = len(train.class_names)
