@@ -1,8 +1,8 @@
 """3×3 convolutions of small maps with fewer multiplications (Winograd's minimal filtering).
 
 Lavin and Gray, arXiv 1509.09308, section 4: F(3×3, 3×3) takes 25 multiplications for nine outputs
-instead of 81. The numbers are those of the convolution up to rounding, which in float32 is less
-than twice that of a convolution kernel; in half precision it would matter.
+instead of 81. The numbers are those of the convolution up to rounding, which in float32 is about
+twice that of a convolution kernel; in half precision it would matter.
 """
 
 from __future__ import annotations

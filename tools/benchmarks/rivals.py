@@ -31,8 +31,8 @@ def encoder_passes(config, images) -> Runs:
 def compare(config, run: Callable[[], object], others: Runs, turns: int, images: int) -> None:
     """Times them in turns, and prints the rates and how often ours is as fast.
 
-    In a turn each has a run that is not timed, after a pause: threads of the one before wait for
-    more work by spinning, which would be counted as this one's time.
+    In a turn each has a run that is not timed, after a pause: threads of the one before may wait
+    for more work by spinning, which would be counted as this one's time.
     """
     if not others:
         print(f"  PyTorch               not compared: {reason_against(config)}")
