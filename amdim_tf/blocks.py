@@ -51,9 +51,8 @@ class Convolution(keras.layers.Conv2D):
                 tf.reshape(kernel, [width * width * C, -1]),
             )  # [N·h·w, filters]
             return tf.reshape(product, [-1, h, w, self.filters])
-        if winograd.applies(inputs, width, stride):
-            return winograd.convolve(inputs, kernel)
-        return super().convolution_op(inputs, kernel)
+        convolve = winograd.chosen(inputs, width, stride) or super().convolution_op
+        return convolve(inputs, kernel)
 
 
 def convolution(

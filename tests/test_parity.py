@@ -48,8 +48,9 @@ def test_classifier_logits(golden):
 
 @pytest.fixture(params=[False, True])
 def fewer_multiplications(request, monkeypatch):
-    """Whether 3×3 convolutions of small maps multiply less, for a few images too."""
+    """Whether convolutions multiply less, of a few images and channels too."""
     monkeypatch.setattr(winograd, "_FEWEST_IMAGES", 1)
+    monkeypatch.setattr(winograd, "_FEWEST_CHANNELS", 1)
     with winograd.allowed(request.param):
         yield
 
