@@ -68,7 +68,7 @@ class TrainingStep:
         self._model, self._settings, self._compiled = model, settings, compiled
         self._whole = compiled and not islands
         # Without XLA: there an operation keeps several cores busy less well than several operations
-        # do, and convolutions of small maps gain by fewer multiplications.
+        # do, and some convolutions gain by fewer multiplications.
         self._on_cpu = not compiled and not tf.config.list_physical_devices("GPU")
         self._synchronized = settings.batch_norm == "synchronized"
         self.forward = self._forward

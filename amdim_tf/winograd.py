@@ -26,7 +26,7 @@ _INPUTS = np.array(
 )
 _KERNEL = np.array([[3, 0, 0], [3, 3, 3], [1, -1, 1], [1, 2, 4], [0, 0, 6]]) / 6
 _OUTPUTS = np.array([[1, 1, 1, 1, 0], [0, 1, -1, 2, 0], [0, 1, 1, 4, 1]])
-# The same of the kernel for two outputs of a convolution of width 2: `_points` has the inputs'.
+# F(2, 2)'s transform of the kernel; `_points` has that of the inputs.
 _KERNEL_OF_2 = np.array([[1, 0], [1, 1], [0, 1]])
 
 # 3×3: the transforms are dense over the whole map, and on larger ones cost more than they save.
@@ -130,9 +130,9 @@ def of_width_4(inputs: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
     return tf.reshape(outputs, [-1, 2 * t, 2 * t, K])
 
 
-def _points(pixels: list[tf.Tensor]) -> tuple[list[tf.Tensor], ...]:
+def _points(along: list[tf.Tensor]) -> tuple[list[tf.Tensor], ...]:
     """Of 2·t + 1 inputs along an axis: what t tiles of inputs a, b, c have at three points."""
-    first, middle, last = pixels[:-1:2], pixels[1::2], pixels[2::2]
+    first, middle, last = along[:-1:2], along[1::2], along[2::2]
     return (
         [a - b for a, b in zip(first, middle, strict=True)],
         middle,

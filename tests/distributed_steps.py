@@ -17,7 +17,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 import numpy as np
 import tensorflow as tf
 
-from amdim_tf import batch_norm, classifiers, distribution, nce, stepping, training_loop
+from amdim_tf import batch_norm, classifiers, distribution, nce, stepping, training_loop, winograd
 from amdim_tf import config as config_lib
 
 BATCH, STEPS, CLASSES = 16, 3, 3
@@ -161,6 +161,9 @@ def plain_step(model, batch, parts):
 
 def main():
     """Runs the rows one after the other."""
+    # Steps multiply less as those of large models and batches do; what they are compared with does
+    # not.
+    winograd._FEWEST_IMAGES = winograd._FEWEST_CHANNELS = 1
     directory, rows = pathlib.Path(sys.argv[1]), json.loads(sys.argv[2])
     worker = json.loads(os.environ.get("TF_CONFIG", '{"task": {"index": 0}}'))["task"]["index"]
     most = max(row["settings"].get("replicas", 1) for row in rows)

@@ -112,6 +112,12 @@ def test_where_it_is_used(images, side, channels, width, stride, dtype, allowed,
     assert ("BatchMatMulV2" in found, "Conv2D" in found) == (applies, not applies)
 
 
+def test_only_square_maps():
+    with winograd.allowed(True):
+        assert not winograd.chosen(tf.zeros([16, 7, 5, 3]), 3, 1)
+        assert not winograd.chosen(tf.zeros([16, 6, 10, 96]), 4, 2)
+
+
 def test_what_is_allowed_ends_with_its_block():
     inputs = tf.zeros([16, 7, 7, 3])
     with pytest.raises(KeyError), winograd.allowed(True):
