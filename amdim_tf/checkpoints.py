@@ -165,8 +165,8 @@ class Checkpoints:
             return Restored(step, arrays.get("loop", {}))
         if damaged:
             raise UserError(
-                f"{damaged[0]}: expected a whole checkpoint; all are damaged. Bring one back from "
-                "a copy, or remove them to begin again."
+                f"{self._directory}: expected a whole checkpoint. Received: damaged ones only "
+                f"({damaged[0]}). Bring one back from a copy, or remove them to begin again."
             )
         return None
 

@@ -165,9 +165,9 @@ def training_config(model_dir: str) -> Config:
         return config_lib.make(given)
     if "epochs" in given:
         given.setdefault("train_steps", 0)  # else a number of steps that was saved would win
-    config = config_lib.update(run[0], given)
-    config_file.changes(run[0], config, model_dir)
-    return config
+    # What cannot change is told first: it may contradict what the run has.
+    config_file.changes(run[0], config_lib.replaced(run[0], given), model_dir)
+    return config_lib.update(run[0], given)
 
 
 def require_model_dir(meaning: str) -> str:

@@ -388,21 +388,26 @@ def make(settings: dict[str, Any]) -> Config:
 
 def update(config: Config, settings: dict[str, Any]) -> Config:
     """The same configuration with some settings replaced, checked."""
+    config = replaced(config, settings)
+    _check_together(config)
+    return config
+
+
+def replaced(config: Config, settings: dict[str, Any]) -> Config:
+    """The same with each setting checked by itself; together they may contradict each other."""
     by_section: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
     for name, value in settings.items():
         if name not in SETTINGS:
             raise UserError(f"{name}: no such setting. Known: {', '.join(SETTINGS)}.")
         section, field = SETTINGS[name]
         by_section[section][name] = _checked(field, value)
-    config = dataclasses.replace(
+    return dataclasses.replace(
         config,
         **{
             section: dataclasses.replace(getattr(config, section), **values)
             for section, values in by_section.items()
         },
     )
-    _check_together(config)
-    return config
 
 
 def _checked(field: dataclasses.Field, value: Any) -> Any:

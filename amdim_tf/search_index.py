@@ -334,7 +334,8 @@ def features_of_query(index: Index, query: str, saved_model: str = "") -> np.nda
     if feature_model.identity(directory)["sha256"] != made_with["sha256"]:
         raise UserError(
             f"--saved_model: expected the model that {index.directory} was made with (step "
-            f"{made_with['step']}). Received: {directory}, another one. Make the index again."
+            f"{made_with['step']}). Received: {directory}, another one. Make the "
+            "index again, with a new --output and --index."
         )
     features, good = feature_model.FeatureModel(directory, ["f1"]).of_files([contents])
     if not good.all():

@@ -11,6 +11,7 @@ same command goes on with a run that was stopped. MODEL_DIR gets config.json, ch
 from absl import flags
 
 from amdim_tf import cli_flags
+from amdim_tf.signals import StopSignals
 
 cli_flags.define_config_flags()
 flags.adopt_module_key_flags(cli_flags)
@@ -19,12 +20,13 @@ flags.DEFINE(cli_flags.PATH, "model_dir", None, "Directory of the run; it is mad
 
 def main() -> None:
     """Reads the flags and trains."""
-    model_dir = cli_flags.require_model_dir("a directory for the run's files")
-    config = cli_flags.training_config(model_dir)
-    cli_flags.import_tensorflow_quietly()
-    from amdim_tf import training_loop
+    with StopSignals() as stop:  # now, as TensorFlow's import takes seconds
+        model_dir = cli_flags.require_model_dir("a directory for the run's files")
+        config = cli_flags.training_config(model_dir)
+        cli_flags.import_tensorflow_quietly()
+        from amdim_tf import training_loop
 
-    training_loop.train(config, model_dir)
+        training_loop.train(config, model_dir, stop)
 
 
 if __name__ == "__main__":

@@ -33,18 +33,19 @@ from amdim_tf.signals import StopSignals
 from amdim_tf.summaries import MetricsLog
 
 
-def train(config: Config, model_dir) -> AMDIM:
+def train(config: Config, model_dir, stop: StopSignals | None = None) -> AMDIM:
     """Trains until the configured number of steps, from the newest checkpoint if there is one.
 
     Args:
         config: the run's settings.
         model_dir: directory for config.json, checkpoints/, logs/ and metrics.csv.
+        stop: signals that are noted already; None to note those that come from now on.
 
     Returns:
         The trained model.
     """
-    with StopSignals() as stop:
-        return _train(config, model_dir, stop)
+    with contextlib.nullcontext(stop) if stop else StopSignals() as noted:
+        return _train(config, model_dir, noted)
 
 
 def _train(config: Config, model_dir, stop: StopSignals) -> AMDIM:
@@ -88,6 +89,8 @@ def _train_in(
     training = config.training
     run = config_file.run_in(model_dir)
     changes = config_file.changes(run[0], config, model_dir) if run else {}
+    if run:
+        _refuse_other_classes(run[1], source, model_dir)
     saved = checkpoints.Checkpoints(
         model_dir, model, training.checkpoints_kept, training.keep_every
     )
@@ -202,15 +205,32 @@ def compiled_model(
     return model
 
 
+def _refuse_other_classes(facts, source: Source, model_dir) -> None:
+    """Refuses images of other classes than those of the run, whose `facts` config.json has."""
+    if not facts.get("starts"):  # It was imported, and knows only how many classes it has.
+        return
+    began, classes = facts["classes"], list(source.class_names)
+    if began == classes:
+        return
+    gone = [name for name in began if name not in classes]
+    new = [name for name in classes if name not in began]
+    differences = [f"without {_few(gone)}"] * bool(gone) + [f"with {_few(new)}"] * bool(new)
+    raise UserError(
+        f"--data_dir: expected the {len(began)} classes that the run began with, in "
+        f"{config_file.path_in(model_dir)}. Received: {len(classes)}, "
+        f"{' and '.join(differences) or 'in another order'}. Use another --model_dir for them."
+    )
+
+
+def _few(names: list[str]) -> str:
+    """The first of some names, for an error."""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(map(repr, names[:3])) + more
+
+
 def _write_config(config: Config, model_dir, source: Source, facts, step: int, changes) -> None:
     """Writes config.json with a record of this start; `facts` are those of the run so far."""
     classes, images = list(source.class_names), len(source)
-    # A run that was imported has not been started here, and knows only how many classes it has.
-    if facts.get("starts") and facts["classes"] != classes:
-        raise UserError(
-            f"--data_dir: expected the classes that the run began with, {len(facts['classes'])} in "
-            f"{config_file.path_in(model_dir)}. Received: others."
-        )
     if facts.get("images", images) != images:
         warn(
             f"--data_dir: {images} images ({facts['images']} when the run began): from here on "

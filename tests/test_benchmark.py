@@ -162,3 +162,8 @@ def test_the_compared_pytorch_step_learns_the_same(monkeypatch):
 def test_endless_turns_are_refused():
     done = _run("input", *TINY, "--seconds=inf")
     assert done.returncode == 2 and "--seconds: expected" in done.stderr
+
+
+def test_suites_with_sizes_of_their_own():
+    done = _run("nce", "--batch_size=32")
+    assert done.returncode == 2 and "nce: expected no settings" in done.stderr

@@ -11,9 +11,11 @@ import time
 
 import pytest
 import tensorflow as tf
+from pictures import picture, write_tree
 
 from amdim_tf import config as config_lib
-from amdim_tf import config_file
+from amdim_tf import config_file, training_loop
+from amdim_tf.errors import UserError
 
 ROOT = pathlib.Path(__file__).parent.parent
 CONFIGS = sorted((ROOT / "configs").rglob("*.cfg"))
@@ -167,6 +169,8 @@ def test_train_resume_and_contradict(tmp_path, monkeypatch):
     before = sorted(path.name for path in (model_dir / "checkpoints").iterdir())
     line = refused("train", f"--model_dir={model_dir}", "--ndf=2", "--n_rkhs=8")
     assert "--ndf=2 (there: 4)" in line and "--n_rkhs=8 (there: 16)" in line
+    # Also where the flag contradicts what the run has.
+    assert "--ndf=64 (there: 4)" in refused("train", f"--model_dir={model_dir}", "--ndf=64")
     assert sorted(path.name for path in (model_dir / "checkpoints").iterdir()) == before
 
 
@@ -198,6 +202,54 @@ def test_a_signal_saves_and_the_same_command_goes_on(tmp_path):
     began, stopped = _stopped_by(signal.SIGTERM, tmp_path, *flags)
     assert began == interrupted < stopped
     assert (tmp_path / "checkpoints" / f"step-{stopped:08d}" / "manifest.json").exists()
+
+
+@pytest.mark.slow
+def test_a_signal_while_tensorflow_is_imported_waits_for_the_first_step(tmp_path):
+    command = [sys.executable, "-m", "amdim_tf.train", f"--model_dir={tmp_path}", *TINY]
+    process = subprocess.Popen(
+        [*command, "--train_steps=100000"], stderr=subprocess.PIPE, text=True, cwd=ROOT
+    )
+    # The mask of signals that have a handler; TensorFlow's import, seconds long, comes after it.
+    status, handled = pathlib.Path(f"/proc/{process.pid}/status"), 0
+    while not handled >> (signal.SIGTERM - 1) & 1:
+        time.sleep(0.01)
+        handled = int(re.search(r"SigCgt:\s*(\w+)", status.read_text())[1], 16)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 75, errors
+    assert "Stopped by SIGTERM after step 1" in errors
+    assert (tmp_path / "checkpoints" / "step-00000001").exists()
+
+
+def test_a_run_goes_on_with_its_classes_only(tmp_path):
+    numbers = [(name, index) for name in "abc" for index in (1, 2)]
+    settings = {
+        "dataset": "folder", "image_size": 32, "evaluation_resize": 32, "ndf": 4, "n_rkhs": 16,
+        "n_depth": 1, "batch_size": 2, "train_steps": 1,
+    }  # fmt: skip
+
+    def train(name):
+        config = config_lib.make({**settings, "data_dir": str(tmp_path / name)})
+        training_loop.train(config, tmp_path / "run")
+
+    for directory, folder in {
+        "first": "train/{}", "renamed": "train/x{}", "fewer": "train/a", "unlabelled": "."
+    }.items():  # fmt: skip
+        files = {
+            f"{folder.format(name)}/{name}{index}.png": picture(32, 32, index)
+            for name, index in numbers
+        }
+        write_tree(tmp_path / directory, files)
+    train("first")
+    expected = "expected the 3 classes that the run began with"
+    for name, received in (
+        ("renamed", "3, without 'a', 'b', 'c' and with 'xa', 'xb', 'xc'"),
+        ("fewer", "1, without 'b', 'c'"),
+        ("unlabelled", "0, without 'a', 'b', 'c'"),
+    ):
+        with pytest.raises(UserError, match=f"{expected}.*Received: {received}"):
+            train(name)
 
 
 def test_a_run_without_checkpoint_can_begin_again(tmp_path):

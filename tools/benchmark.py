@@ -81,7 +81,11 @@ def main(suite: str = "", *others: str) -> None:
     if suite not in _SUITES + _PARTS or others:
         received = " ".join([suite, *others]) or "nothing"
         raise UserError(f"expected one of {', '.join(_SUITES)}. Received: {received:.80}.")
-    config = config_lib.make(cli_flags.given_settings())
+    settings = cli_flags.given_settings()
+    given = [f"--{name}={config_lib.shown(value)}" for name, value in settings.items()]
+    if suite in ("nce", "probes") and given:
+        raise UserError(f"{suite}: expected no settings, as it has its own. Received: {given[0]}.")
+    config = config_lib.make(settings)
     if suite == "memory" and not config.distribution.microbatch:
         raise UserError("--microbatch: expected how many images at a time. Received: 0.")
     if suite == "extract":
@@ -101,8 +105,6 @@ def main(suite: str = "", *others: str) -> None:
     )
 
     options = cli_flags.FLAGS
-    settings = cli_flags.given_settings().items()
-    given = [f"--{name}={config_lib.shown(value)}" for name, value in settings]
     {
         "train": lambda: train.run(config, options.steps),
         "inference": lambda: inference.run(config, options.steps),

@@ -246,9 +246,10 @@ def import_checkpoint(
     if golden:
         verify(model, golden, with_classifiers=not fresh and model.classes > 0)
     write_run(model, config, kept, step, model_dir)
+    images = "" if config.data.data_dir else " --data_dir=IMAGES"
     print(
         f"{model_dir}: written, at step {step}. Next: python -m amdim_tf.evaluate "
-        f"--model_dir={model_dir}"
+        f"--model_dir={model_dir}{images}"
     )
 
 

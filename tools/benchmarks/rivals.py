@@ -62,7 +62,7 @@ def reason_against(config) -> str:
     from amdim_tf.config import ModelConfig
 
     if importlib.util.find_spec("torch") is None:
-        return "it is not installed (pip install torch)"
+        return "it is not installed (pip install -r requirements-torch.txt)"
     settings = config.model
     plain = (settings.tasks, settings.use_bn, settings.mixture_components)
     if config.data.image_size != 32 or plain != (ModelConfig.tasks, False, 0):
