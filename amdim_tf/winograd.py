@@ -31,7 +31,7 @@ _KERNEL_OF_2 = np.array([[1, 0], [1, 1], [0, 1]])
 
 # 3×3: the transforms are dense over the whole map, and on larger ones cost more than they save.
 _LARGEST_SIDE = 7
-# 4×4: with fewer channels the transforms, which grow with them, take what the products save.
+# 4×4: what products save grows with the square of the channels, what transforms cost does not.
 _FEWEST_CHANNELS = 96
 # With fewer images the kernel's transform does.
 _FEWEST_IMAGES = 16
