@@ -16,9 +16,10 @@ import numpy as np
 
 from amdim_tf import checkpoint_files, config_file
 from amdim_tf.checkpoint_files import Damaged
-from amdim_tf.config import Config, shown
+from amdim_tf.config import Config
 from amdim_tf.errors import UserError, warn
 from amdim_tf.model import AMDIM
+from amdim_tf.setting_fields import shown
 
 # Storage that fails for another reason than these may recover: seconds before each further attempt.
 _FINAL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR)

@@ -23,6 +23,7 @@ from amdim_tf import config as config_lib
 from amdim_tf import signals
 from amdim_tf.config import SETTINGS, Config
 from amdim_tf.errors import Interrupted, UserError
+from amdim_tf.setting_fields import shown
 
 with signals.kept_from_threads():  # those of NumPy, which it imports
     from amdim_tf import config_file
@@ -86,8 +87,7 @@ def define_config_flags() -> None:
         if name in FLAGS:
             continue
         default = getattr(_section_of(name), name)
-        shown = ",".join(map(str, default)) if isinstance(default, tuple) else default
-        text = f"{field.metadata['help']} (default: {shown})"
+        text = f"{field.metadata['help']} (default: {shown(default)})"
         if name in _DATASET_DEPENDENT:
             text = f"{field.metadata['help']} (default: the data set's)"
         if "choices" in field.metadata and field.type == "str":

@@ -12,6 +12,7 @@ import re
 from typing import Any
 
 from amdim_tf.errors import UserError
+from amdim_tf.setting_fields import checked, setting, shown
 
 ENCODER_SIZES = (32, 64, 128)
 SCALES = (1, 5, 7)
@@ -22,34 +23,22 @@ _STL_MEAN, _STL_STD = (109.65, 107.1, 99.45), (68.85, 66.3, 68.85)
 _IMAGENET_MEAN, _IMAGENET_STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
 
 
-def _setting(default: Any, help: str, **limits: Any) -> Any:
-    """A dataclass field with its help text and limits.
-
-    Args:
-        default: the value when neither a flag nor config.json gives one.
-        help: what the setting does, for --help.
-        **limits: any of `minimum`, `maximum`, `choices`, `length`; and `changeable=True` where the
-            setting may differ when a run is resumed.
-    """
-    return dataclasses.field(default=default, metadata={"help": help, **limits})
-
-
 @dataclasses.dataclass(frozen=True)
 class DataConfig:
     """Which images."""
 
-    dataset: str = _setting(
+    dataset: str = setting(
         "scenes",
         "Data set to learn from: scenes (built in), folder, places205, or of TensorFlow Datasets "
         "cifar10, cifar100, stl10, imagenet2012.",
     )
-    data_dir: str = _setting(
+    data_dir: str = setting(
         "", "Directory of the data set; the built-in one needs none.", changeable=True
     )
-    image_size: int = _setting(
+    image_size: int = setting(
         32, "Side of the encoder's square input, in pixels.", choices=ENCODER_SIZES
     )
-    max_bad_images: float = _setting(
+    max_bad_images: float = setting(
         0.05,
         "Largest share of images that may be undecodable before the run stops.",
         minimum=0,
@@ -62,70 +51,70 @@ class DataConfig:
 class ViewConfig:
     """How an image becomes two views (paper section 3.4) and one evaluation view."""
 
-    augmentation: str = _setting(
+    augmentation: str = setting(
         "basic",
         "none: both views are the evaluation view. basic: the paper's. strong: the authors' best "
         "ImageNet recipe.",
         choices=("none", "basic", "strong"),
     )
-    flip: float = _setting(
+    flip: float = setting(
         0.5, "Probability of a horizontal flip, shared by both views.", minimum=0, maximum=1
     )
-    translate: int = _setting(
+    translate: int = setting(
         0,
         "Largest shift in pixels, with reflection; used where crop_scale is 0,0.",
         minimum=0,
         maximum=1000,
     )
-    translate_probability: float = _setting(
+    translate_probability: float = setting(
         0.8, "Probability that a view is shifted.", minimum=0, maximum=1
     )
-    crop_scale: tuple[float, ...] = _setting(
+    crop_scale: tuple[float, ...] = setting(
         (0.3, 1.0),
         "Smallest and largest share of the image's area in a random resized crop; 0,0: no crop.",
         minimum=0,
         maximum=1,
         length=2,
     )
-    crop_ratio: tuple[float, ...] = _setting(
+    crop_ratio: tuple[float, ...] = setting(
         (0.7, 1.4),
         "Smallest and largest ratio of width to height of a crop.",
         minimum=0.01,
         maximum=100,
         length=2,
     )
-    jitter: tuple[float, ...] = _setting(
+    jitter: tuple[float, ...] = setting(
         (0.4, 0.4, 0.4, 0.2),
         "Strength of the jitter of brightness, contrast, saturation and hue.",
         minimum=0,
         maximum=1,
         length=4,
     )
-    jitter_probability: float = _setting(
+    jitter_probability: float = setting(
         0.8, "Probability that a view is jittered.", minimum=0, maximum=1
     )
-    grayscale: float = _setting(
+    grayscale: float = setting(
         0.25, "Probability that a view is turned grey.", minimum=0, maximum=1
     )
-    lighting: float = _setting(
+    lighting: float = setting(
         0.0, "Standard deviation of PCA lighting noise; 0: none.", minimum=0, maximum=1
     )
-    policy: str = _setting(
+    policy: str = setting(
         "",
         "AutoAugment-style policy applied to each view: autoaugment_imagenet, autoaugment_cifar10, "
         "autoaugment_svhn, randaugment(N,M), or a file POLICY.json.",
     )
-    evaluation_resize: int = _setting(
+    evaluation_resize: int = setting(
         32, "Shorter side of an image before the evaluation view's centre crop.", minimum=1
     )
-    mean: tuple[float, ...] = _setting(
+    mean: tuple[float, ...] = setting(
         _CIFAR_MEAN,
         "Mean of red, green and blue, on the scale 0 to 255.",
         minimum=-1e6,
         maximum=1e6,
         length=3,
     )
-    std: tuple[float, ...] = _setting(
+    std: tuple[float, ...] = setting(
         _CIFAR_STD,
         "Standard deviation of red, green and blue.",
         minimum=1e-3,
@@ -138,27 +127,27 @@ class ViewConfig:
 class ModelConfig:
     """The encoder, its embeddings (paper section 3.6) and the NCE tasks (sections 3.3, 3.5)."""
 
-    ndf: int = _setting(128, "Channels of the encoder's first stage.", minimum=1, maximum=8192)
-    n_rkhs: int = _setting(
+    ndf: int = setting(128, "Channels of the encoder's first stage.", minimum=1, maximum=8192)
+    n_rkhs: int = setting(
         1024, "Dimension D of f1 and of the embeddings.", minimum=1, maximum=65536
     )
-    n_depth: int = _setting(10, "Residual layers in each block.", minimum=1, maximum=1000)
-    use_bn: bool = _setting(False, "Batch normalization in every residual layer.")
-    tasks: tuple[str, ...] = _setting(
+    n_depth: int = setting(10, "Residual layers in each block.", minimum=1, maximum=1000)
+    use_bn: bool = setting(False, "Batch normalization in every residual layer.")
+    tasks: tuple[str, ...] = setting(
         ("1to5", "1to7", "5to5"), "Prediction tasks NtoM, with N and M among 1, 5 and 7."
     )
-    score_clip: float = _setting(
+    score_clip: float = setting(
         20.0, "Soft limit c of the scores, c·tanh(s/c); 0: no clipping.", minimum=0
     )
-    score_regularization: float = _setting(4e-2, "Weight λ of the mean squared score.", minimum=0)
-    mixture_components: int = _setting(
+    score_regularization: float = setting(4e-2, "Weight λ of the mean squared score.", minimum=0)
+    mixture_components: int = setting(
         0,
         "Components of the mixture that takes the place of f1 as antecedent (paper section 3.7); "
         "0: no mixture.",
         minimum=0,
         maximum=64,
     )
-    mixture_temperature: float = _setting(
+    mixture_temperature: float = setting(
         1.0,
         "τ of the mixture: near 0 all components learn from every location, above about 10 the "
         "best alone.",
@@ -171,20 +160,20 @@ class ModelConfig:
 class OptimizerConfig:
     """Adam with coupled L2, linear warm-up and milestones."""
 
-    learning_rate: float = _setting(2e-4, "Learning rate after warm-up.", minimum=0)
-    beta_1: float = _setting(0.8, "Adam's decay of the first moment.", minimum=0, maximum=0.99999)
-    beta_2: float = _setting(
+    learning_rate: float = setting(2e-4, "Learning rate after warm-up.", minimum=0)
+    beta_1: float = setting(0.8, "Adam's decay of the first moment.", minimum=0, maximum=0.99999)
+    beta_2: float = setting(
         0.999, "Adam's decay of the second moment.", minimum=0, maximum=0.9999999
     )
-    weight_decay: float = _setting(1e-5, "L2 weight, added to the gradient.", minimum=0)
-    warmup_steps: int = _setting(500, "Steps of linear warm-up.", minimum=0, maximum=10**9)
-    milestones: tuple[float, ...] = _setting(
+    weight_decay: float = setting(1e-5, "L2 weight, added to the gradient.", minimum=0)
+    warmup_steps: int = setting(500, "Steps of linear warm-up.", minimum=0, maximum=10**9)
+    milestones: tuple[float, ...] = setting(
         (),
         "Epochs after which the learning rate is multiplied by decay_factor.",
         minimum=0,
         maximum=10**6,
     )
-    decay_factor: float = _setting(
+    decay_factor: float = setting(
         0.2, "Factor applied to the learning rate at each milestone.", minimum=0, maximum=1
     )
 
@@ -193,58 +182,58 @@ class OptimizerConfig:
 class TrainingConfig:
     """Batches, length of the run, seed, and what is written how often."""
 
-    batch_size: int = _setting(
+    batch_size: int = setting(
         128, "Images in a batch (two views of each).", minimum=2, maximum=10**6
     )
-    epochs: float = _setting(
+    epochs: float = setting(
         1.0, "Passes over the training images.", minimum=0, maximum=10**6, changeable=True
     )
-    train_steps: int = _setting(
+    train_steps: int = setting(
         0,
         "Steps to train; 0: as many as --epochs makes.",
         minimum=0,
         maximum=10**12,
         changeable=True,
     )
-    seed: int = _setting(
+    seed: int = setting(
         0, "Seed of weights, order, views and dropout.", minimum=0, maximum=2**31 - 1
     )
-    deterministic: bool = _setting(
+    deterministic: bool = setting(
         False, "Use only operations that give the same bits in every run; slower."
     )
-    checkpoint_steps: int = _setting(1000, "Steps between checkpoints.", minimum=1, changeable=True)
-    checkpoint_minutes: float = _setting(
+    checkpoint_steps: int = setting(1000, "Steps between checkpoints.", minimum=1, changeable=True)
+    checkpoint_minutes: float = setting(
         30.0,
         "Minutes after which a checkpoint is saved in any case; 0: by steps only.",
         minimum=0,
         changeable=True,
     )
-    checkpoints_kept: int = _setting(
+    checkpoints_kept: int = setting(
         3, "How many of the newest checkpoints stay.", minimum=1, changeable=True
     )
-    keep_every: int = _setting(
+    keep_every: int = setting(
         0,
         "Checkpoints of steps that this divides are saved and stay for good; 0: none.",
         minimum=0,
         changeable=True,
     )
-    nonfinite: str = _setting(
+    nonfinite: str = setting(
         "stop",
         "What to do when a loss or gradient is not finite. The weights stay as they were; stop: "
         "end the run with a report. skip: go on with the next batch.",
         choices=("stop", "skip"),
         changeable=True,
     )
-    nonfinite_limit: int = _setting(
+    nonfinite_limit: int = setting(
         100,
         "How many steps --nonfinite=skip may leave out in the whole run.",
         minimum=0,
         changeable=True,
     )
-    log_steps: int = _setting(
+    log_steps: int = setting(
         50, "Steps between rows of metrics.csv and TensorBoard.", minimum=1, changeable=True
     )
-    profile_steps: tuple[int, ...] = _setting(
+    profile_steps: tuple[int, ...] = setting(
         (),
         "First and last step of a profile for TensorBoard's Profile tab, such as 100,110.",
         minimum=1,
@@ -260,7 +249,7 @@ class TrainingConfig:
 class DistributionConfig:
     """On which devices, in which precision and in which pieces a step is computed."""
 
-    strategy: str = _setting(
+    strategy: str = setting(
         "auto",
         "auto: a TPU if there is one, several workers if TF_CONFIG is set, all GPUs if there are "
         "several, else one device. mirrored: all devices of this machine. multi_worker: all "
@@ -268,36 +257,36 @@ class DistributionConfig:
         choices=("auto", "one_device", "mirrored", "multi_worker", "tpu"),
         changeable=True,
     )
-    tpu: str = _setting(
+    tpu: str = setting(
         "local", "Which TPU: local for that of this machine, or a name.", changeable=True
     )
-    replicas: int = _setting(
+    replicas: int = setting(
         0,
         "Split the CPU into this many devices, to try several replicas without GPUs; 0: no.",
         minimum=0,
         maximum=64,
         changeable=True,
     )
-    batch_norm: str = _setting(
+    batch_norm: str = setting(
         "per_replica",
         "per_replica: batch norm uses the statistics of each replica's own images. synchronized: "
         "those of the global batch.",
         choices=("per_replica", "synchronized"),
     )
-    precision: str = _setting(
+    precision: str = setting(
         "float32",
         "Of the encoder in training. mixed_bfloat16, mixed_float16: weights, scores and losses "
         "stay float32; mixed_float16 scales the loss.",
         choices=("float32", "mixed_bfloat16", "mixed_float16"),
     )
-    xla: str = _setting(
+    xla: str = setting(
         "auto",
         "Compile the step with XLA: on, off, or auto, which is on for GPUs and off for CPUs. A TPU "
         "always compiles.",
         choices=("auto", "on", "off"),
         changeable=True,
     )
-    microbatch: int = _setting(
+    microbatch: int = setting(
         0,
         "The most images of a replica whose activations are held at a time: the replica's batch is "
         "cut into the fewest equal parts that have no more. The gradient is still that of the "
@@ -305,7 +294,7 @@ class DistributionConfig:
         minimum=0,
         maximum=10**6,
     )
-    nce_block: str = _setting(
+    nce_block: str = setting(
         "auto",
         "Images of a replica whose scores are held at a time, or auto: all where the scores of a "
         "task take at most 50 MiB, else equal blocks that do.",
@@ -400,7 +389,7 @@ def replaced(config: Config, settings: dict[str, Any]) -> Config:
         if name not in SETTINGS:
             raise UserError(f"{name}: no such setting. Known: {', '.join(SETTINGS)}.")
         section, field = SETTINGS[name]
-        by_section[section][name] = _checked(field, value)
+        by_section[section][name] = checked(field, value)
     return dataclasses.replace(
         config,
         **{
@@ -408,52 +397,6 @@ def replaced(config: Config, settings: dict[str, Any]) -> Config:
             for section, values in by_section.items()
         },
     )
-
-
-def _checked(field: dataclasses.Field, value: Any) -> Any:
-    """`value` in the field's type and within its limits, or a UserError that names the flag."""
-    kinds = {
-        "int": (int, "a whole number"),
-        "float": ((int, float), "a number"),
-        "bool": (bool, "true or false"),
-        "str": (str, "a text"),
-    }
-    is_tuple = field.type.startswith("tuple")
-    kind = field.type[len("tuple[") : -len(", ...]")] if is_tuple else field.type
-    types, wanted = kinds[kind]
-    if "choices" in field.metadata:
-        wanted = "one of " + ", ".join(map(str, field.metadata["choices"]))
-    if "minimum" in field.metadata:
-        wanted += f" of at least {field.metadata['minimum']}"
-    if "maximum" in field.metadata:
-        wanted += f" and at most {field.metadata['maximum']}"
-    if is_tuple:
-        wanted = f"{field.metadata.get('length', 'a list of')} values with commas, each {wanted}"
-
-    def fits(item: Any) -> bool:
-        limits = field.metadata
-        return (
-            isinstance(item, types)
-            and (kind == "bool" or not isinstance(item, bool))
-            and (not isinstance(item, float) or math.isfinite(item))
-            and (not isinstance(item, int) or abs(item) < 2**63)
-            and item in limits.get("choices", (item,))
-            and not ("minimum" in limits and item < limits["minimum"])
-            and not ("maximum" in limits and item > limits["maximum"])
-        )
-
-    items = value if is_tuple else (value,)
-    length = field.metadata.get("length", len(items) if isinstance(items, (list, tuple)) else 0)
-    if (
-        not isinstance(items, (list, tuple))
-        or len(items) != length
-        or not all(fits(item) for item in items)
-    ):
-        raise UserError(
-            f"--{field.name}: expected {wanted}. Received: {shown(value)[:200] or 'nothing'}."
-        )
-    converted = tuple(float(item) if kind == "float" else item for item in items)
-    return converted if is_tuple else converted[0]
 
 
 def parse_task(task: str) -> tuple[int, int]:
@@ -545,8 +488,3 @@ def settings_of(config: Config) -> dict[str, Any]:
     return {
         name: getattr(getattr(config, section), name) for name, (section, _) in SETTINGS.items()
     }
-
-
-def shown(value: Any) -> str:
-    """A setting's value as a flag has it."""
-    return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)

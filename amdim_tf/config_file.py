@@ -15,10 +15,10 @@ from amdim_tf.config import (
     SETTINGS,
     Config,
     settings_of,
-    shown,
     update,
 )
 from amdim_tf.errors import UserError
+from amdim_tf.setting_fields import shown
 
 FORMAT_VERSION = 2
 MOST_STARTS = 1000

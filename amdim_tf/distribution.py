@@ -12,8 +12,9 @@ import tensorflow as tf
 
 from amdim_tf import clusters, microbatches, watchdog
 from amdim_tf.clusters import Cluster
-from amdim_tf.config import Config, DistributionConfig, settings_of, shown
+from amdim_tf.config import Config, DistributionConfig, settings_of
 from amdim_tf.errors import UserError
+from amdim_tf.setting_fields import shown
 from amdim_tf.signals import StopSignals, kept_from_threads
 
 # How long TensorFlow may take to connect: workers that have met already, and a TPU, which may have

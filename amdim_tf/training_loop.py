@@ -22,13 +22,14 @@ from amdim_tf import (
     stepping,
     workers,
 )
-from amdim_tf.config import Config, shown
+from amdim_tf.config import Config
 from amdim_tf.distribution import Distribution
 from amdim_tf.errors import UserError, warn
 from amdim_tf.examples import ArraySource, Source
 from amdim_tf.loop import Loop
 from amdim_tf.model import AMDIM
 from amdim_tf.optimizer import make_optimizer
+from amdim_tf.setting_fields import shown
 from amdim_tf.signals import StopSignals
 from amdim_tf.summaries import MetricsLog
 

@@ -57,6 +57,7 @@ from absl import flags
 from amdim_tf import cli_flags
 from amdim_tf import config as config_lib
 from amdim_tf.errors import UserError
+from amdim_tf.setting_fields import shown
 
 cli_flags.define_config_flags()
 flags.adopt_module_key_flags(cli_flags)
@@ -82,7 +83,7 @@ def main(suite: str = "", *others: str) -> None:
         received = " ".join([suite, *others]) or "nothing"
         raise UserError(f"expected one of {', '.join(_SUITES)}. Received: {received:.80}.")
     settings = cli_flags.given_settings()
-    given = [f"--{name}={config_lib.shown(value)}" for name, value in settings.items()]
+    given = [f"--{name}={shown(value)}" for name, value in settings.items()]
     if suite in ("nce", "probes") and given:
         raise UserError(f"{suite}: expected no settings, as it has its own. Received: {given[0]}.")
     config = config_lib.make(settings)

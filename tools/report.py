@@ -10,21 +10,20 @@ Nothing is computed anew: runs are read as `amdim_tf.train` and `amdim_tf.evalua
 
 import base64
 import html
-import json
 import pathlib
 import re
-import reprlib
 import shlex
 import sys
-from typing import Any, NamedTuple
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 from absl import flags
+from evaluated_runs import MEASURES, PROBES, Run, read_runs
 
-from amdim_tf import cli_flags, config_file, safe_files
+from amdim_tf import cli_flags, safe_files
 from amdim_tf import config as config_lib
 from amdim_tf.errors import UserError
+from amdim_tf.setting_fields import shown
 
 flags.DEFINE(
     cli_flags.PATH, "output_dir", "report", "Directory for the report; it is made if need be."
@@ -47,117 +46,6 @@ _EARLIER = (
     ("CPC, big", "48.7", "-"),
     ("CPC, huge", "61.0", "-"),
 )
-# The most that is read of a file: what a run writes is far smaller.
-_MOST_BYTES = 50_000_000
-_MOST_IMAGES = 10**12
-_PROBES = ("linear", "mlp", "knn", "bag_of_features")
-_MEASURES = ("adjusted_rand_index", "iou")
-
-
-class Run(NamedTuple):
-    """What a model_dir holds."""
-
-    directory: pathlib.Path
-    label: str  # its last name, or the whole path where another run has the same one
-    settings: dict[str, Any]
-    evaluations: dict[str, dict]  # by data set
-
-
-def read_runs(directories: list[pathlib.Path]) -> list[Run]:
-    """Reads runs, each once, and gives each a label of its own."""
-    directories = list({directory.resolve(): directory for directory in directories}.values())
-    names = [directory.absolute().name for directory in directories]
-    return [
-        _read_run(directory, name if names.count(name) == 1 else str(directory))
-        for directory, name in zip(directories, names, strict=True)
-    ]
-
-
-def _read_run(directory: pathlib.Path, label: str) -> Run:
-    """Reads config.json and evaluation/*.json of a run."""
-    config, _ = config_file.load(config_file.path_in(directory))
-    evaluations = {}
-    for path in sorted((directory / "evaluation").glob("*.json")):
-        evaluations[path.stem] = _read_json(path)
-        check_results(evaluations[path.stem], path)
-    return Run(directory, label, config_lib.settings_of(config), evaluations)
-
-
-def _read_json(path: pathlib.Path):
-    try:
-        return json.loads(safe_files.read_limited(path, _MOST_BYTES))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(
-            f"{path}: expected JSON. Received: {error}. Evaluate the run again."
-        ) from None
-
-
-def check_results(found, path: pathlib.Path) -> None:
-    """Raises a UserError unless what the report shows of an evaluation is there and of its kind.
-
-    Args:
-        found: the JSON document.
-        path: of its file, for the error.
-    """
-
-    def demand(holds: bool, what: str, received) -> None:
-        if not holds:
-            raise UserError(
-                f"{path}: expected {what}, as amdim_tf.evaluate writes it. Received: "
-                f"{reprlib.repr(received)}. Evaluate the run again."
-            )
-
-    def table(holder: dict, name: str) -> dict:
-        value = holder.get(name, {})
-        demand(isinstance(value, dict), f"an object {name!r}", value)
-        return value
-
-    def numbers(holder: dict, names: tuple[str, ...], least: int) -> None:
-        for name in names:
-            value = holder.get(name)
-            demand(_is_number(value, least, 1), f"{name!r} from {least} to 1", value)
-
-    demand(isinstance(found, dict) and {"dataset", "step"} <= set(found), "results", found)
-    demand(type(found["step"]) is int, "a whole number 'step'", found["step"])
-    images = found.get("test_images", 0)
-    demand(type(images) is int, "a whole number 'test_images'", images)
-    demand(isinstance(found.get("command", ""), str), "text 'command'", found.get("command"))
-    earlier = found.get("earlier_commands", [])
-    texts = isinstance(earlier, list) and all(isinstance(command, str) for command in earlier)
-    demand(texts, "texts 'earlier_commands'", earlier)
-    baselines = table(found, "baselines")
-    for results in (found, *(table(baselines, name) for name in baselines)):
-        for probe in _PROBES:
-            if probe in results:
-                numbers(table(results, probe), ("accuracy",), 0)
-        few = table(results, "few_labels")
-        if "10%" in few:
-            numbers(table(few, "10%"), ("mean", "std"), 0)
-    regions = table(table(found, "segmentation"), "7x7")
-    for method in regions:
-        numbers(table(regions, method), _MEASURES, -1)
-    confusion = table(found, "linear").get("confusion", [])
-    demand(_is_confusion(confusion, found.get("classes")), "counts 'confusion' of all pairs of "
-           "'classes'", confusion)  # fmt: skip
-
-
-def _is_number(value, least: float, most: float) -> bool:
-    """Whether a value of JSON is a number in a range; true, false and NaN are not."""
-    return type(value) in (int, float) and least <= value <= most
-
-
-def _is_confusion(confusion, classes) -> bool:
-    """Whether there is no confusion matrix, or one of K×K counts with K names."""
-    if confusion == []:
-        return True
-    return (
-        isinstance(confusion, list)
-        and isinstance(classes, list)
-        and all(isinstance(name, str) for name in classes)
-        and len(confusion) == len(classes)
-        and all(isinstance(row, list) and len(row) == len(classes) for row in confusion)
-        and all(_is_number(count, 0, _MOST_IMAGES) for row in confusion for count in row)
-    )
 
 
 def training_command(run: Run) -> str:
@@ -165,7 +53,7 @@ def training_command(run: Run) -> str:
     defaults = config_lib.settings_of(config_lib.make({"dataset": run.settings["dataset"]}))
     unused = {"epochs"} if run.settings["train_steps"] else set()  # train refuses both
     given = [
-        f"--{name}={config_lib.shown(value)}"
+        f"--{name}={shown(value)}"
         for name, value in run.settings.items()
         if name == "dataset" or (value != defaults[name] and name not in unused)
     ]
@@ -186,7 +74,7 @@ def result_rows(runs: list[Run]) -> list[list[str]]:
             for name, value in sets.items():
                 few = value.get("few_labels", {}).get("10%")
                 share = f"{100 * few['mean']:.1f} ± {100 * few['std']:.1f}" if few else "-"
-                shares = [*(_percent(value, one) for one in _PROBES), share]
+                shares = [*(_percent(value, one) for one in PROBES), share]
                 rows.append([name, dataset, str(found.get("test_images", "-")), *shares])
     return rows
 
@@ -195,7 +83,7 @@ def segmentation_rows(runs: list[Run]) -> list[list[str]]:
     """A row for each way to divide the images of a data set, of the runs that have a mixture."""
     return [
         [run.label, dataset, method.replace("_", " "),
-         *(f"{measures[name]:.3f}" for name in _MEASURES)]
+         *(f"{measures[name]:.3f}" for name in MEASURES)]
         for run in runs
         for dataset, found in run.evaluations.items()
         for method, measures in found.get("segmentation", {}).get("7x7", {}).items()
@@ -210,7 +98,7 @@ def setting_rows(runs: list[Run]) -> list[list[str]]:
         if len({run.settings[name] for run in runs}) > 1
         or name in ("dataset", "image_size", "ndf", "n_rkhs", "n_depth", "batch_size")
     ]
-    return [[name, *(config_lib.shown(run.settings[name]) for run in runs)] for name in names]
+    return [[name, *(shown(run.settings[name]) for run in runs)] for name in names]
 
 
 def draw(runs: list[Run], directory: pathlib.Path) -> dict[str, pathlib.Path]:
